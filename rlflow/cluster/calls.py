@@ -1,6 +1,7 @@
-"""Calls to workers: send an operation and its rows to ranks, and return stored columns as RemoteColumns.
+"""Calls from the driver to workers.
 
-The module also counts the bytes sent between processes, by kind.
+A call sends an operation and rows to ranks. Its results stay on the ranks, and the driver gets them as
+RemoteColumns. The module also counts the bytes that processes send to each other, by kind.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ KINDS = ("columns", "weights", "commits")
 
 
 class Traffic:
-    """Counts bytes sent between processes. Several threads may add to the counters.
+    """Counter of the bytes that processes send to each other. Several threads may add to it.
 
-    Data that the ranks of a pool exchange during a computation, such as gradients, are not counted.
+    It does not count data that the ranks of a pool exchange during a computation, such as gradients.
     """
 
     def __init__(self) -> None:
@@ -47,12 +48,12 @@ class Traffic:
         self._lock = threading.Lock()
 
     def add(self, kind: str, size: int) -> None:
-        """Add bytes to the counter of one of KINDS."""
+        """Add ``size`` bytes to the counter of ``kind``, which must be in KINDS."""
         with self._lock:
             self._bytes[kind] += size
 
     def take(self) -> dict[str, int]:
-        """Return the bytes of each kind since the last call of this method."""
+        """Return kind → bytes counted since the last call of this method, and reset the counters."""
         with self._lock:
             counted, self._bytes = self._bytes, dict.fromkeys(KINDS, 0)
         return counted
@@ -64,10 +65,9 @@ MAX_SPANS = 1 << 16  # maximum number of spans that are kept until they are coll
 
 
 class ShardLedger:
-    """State shared by the calls of all iterations.
+    """State that all iterations of a run share: shard keys, time spans of ranks, and byte counters.
 
-    It has the next shard key, the keys of shards that are no longer needed, the time spans in which ranks
-    ran, and the byte counters.
+    ``mark_unused`` and ``take_unused`` keep for each worker the keys of shards that it may drop.
     """
 
     def __init__(self, pools: Iterable[Pool[Worker]]) -> None:
@@ -81,15 +81,15 @@ class ShardLedger:
         self.on_output: Callable[[bytes], object] = lambda lines: None
 
     def key(self) -> int:
-        """Return a key that no shard of the run has used yet."""
+        """Return a new key for a shard. No other shard of the run has this key."""
         return next(self._keys)
 
     def mark_unused(self, at: WorkerId, key: int) -> None:
-        """Record that a worker's shard is no longer needed. ``at``: the worker."""
+        """Record that the worker ``at`` may drop its shard with this key."""
         self._gone[at].append(key)
 
     def take_unused(self, at: WorkerId) -> list[int]:
-        """Return the keys of shards that this worker must forget, each key once."""
+        """Return the keys of shards that the worker ``at`` may drop. Each key is returned only once."""
         waiting, keys = self._gone[at], list[int]()
         with contextlib.suppress(IndexError):  # several threads may take keys
             for _ in range(len(waiting)):
@@ -97,22 +97,22 @@ class ShardLedger:
         return keys
 
     def clear_unused(self) -> None:
-        """Drop the recorded keys of unneeded shards, because the workers forget all shards by themselves."""
+        """Forget all recorded keys. Call this if the workers have already dropped their shards."""
         for keys in self._gone.values():
             keys.clear()
 
     def remember(self, spans: Iterable[RankSpan]) -> None:
-        """Store time spans in which ranks ran."""
+        """Store time spans in which ranks ran, for the next call of ``ran``."""
         self._ran.extend(spans)
 
     def ran(self) -> list[RankSpan]:
-        """Return the time spans stored since the last call, each once."""
+        """Return the time spans that ``remember`` stored since the last call of this method."""
         return [self._ran.popleft() for _ in range(len(self._ran))]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of one iteration.
+    """Calls of one iteration to the ranks of a run's pools.
 
     In each method, ``call_options`` gives the deadline and the node of the call.
     """
@@ -135,9 +135,9 @@ class Calls:
         call_options: CallOptions,
         group: str = "cpu",
     ) -> Answer:
-        """Run an operation on one rank with some rows of a batch, and return the rank's answer.
+        """Run operation ``op`` on one rank with some rows of a batch, and return the rank's answer.
 
-        ``rows``: the row numbers. ``group``: the worker's thread group that runs the operation.
+        ``rows``: numbers of the rows. ``group``: name of the worker's thread group that runs the operation.
         """
         return self._on(
             pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, call_options, group
@@ -152,9 +152,10 @@ class Calls:
         call_options: CallOptions,
         group: str = "cpu",
     ) -> dict[int, Answer]:
-        """Run an operation on several ranks in parallel. Return the answers by rank.
+        """Run operation ``op`` on several ranks in parallel. Return rank → answer.
 
-        ``batches``: rank → its batch.
+        ``batches``: rank → the batch for this rank. ``group``: name of the workers' thread group that runs
+        the operation.
         """
         requests = {
             rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()
@@ -172,11 +173,12 @@ class Calls:
         group: str,
         parallel: Parallel = PLAIN,
     ) -> dict[int, Answer]:
-        """Run an operation on the ranks with rows in ``split``, and on ranks that compute together with them.
+        """Run operation ``op`` on a batch that is split over the ranks of a pool. Return rank → answer.
 
-        If no rank has rows, rank 0 runs the operation. Returns the answers of ranks with rows, by rank.
-        ``split``: the row numbers of each rank. ``parallel``: the parallelism of the model that runs the
-        operation. Rows that a rank gets from other ranks are stored there for later calls in the iteration.
+        ``split``: for each rank, the numbers of its rows. Ranks without rows also run the operation if the
+        model's parallelism (``parallel``) needs them, but their answers are not returned. If no rank has
+        rows, rank 0 runs the operation. Each rank keeps the rows that it gets from other ranks for later
+        calls in the iteration.
         """
         routes, key = Routes(self.spread(batch, pool.name)), self.ledger.key
         requests = {
@@ -188,7 +190,7 @@ class Calls:
     def counted(
         self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]
     ) -> dict[int, Answer]:
-        """Return the answers of ranks with rows. Shards on other ranks are marked as unneeded."""
+        """Return the answers of the ranks that have rows in ``split``, and mark other shards as unused."""
         ranks = used(split)
         for rank, answer in answers.items():
             if rank not in ranks:
@@ -204,9 +206,9 @@ class Calls:
         call_options: CallOptions,
         group: str,
     ) -> dict[int, Answer]:
-        """Run an operation on some ranks.
+        """Run an operation on the ranks in ``requests``. Return rank → answer.
 
-        An operation without a model is sent as a short call over a socket, if possible.
+        If possible, an operation without a model is sent as a short call over a socket.
         """
         raw_arguments, coming = pickled(arguments), self._coming(pool, requests, call_options.seconds)
         frames = {
@@ -234,9 +236,10 @@ class Calls:
         group: str,
         short: bool,
     ) -> Future[list[Any]]:
-        """Send frames to ranks. Ray sends incoming rows separately if they are too large for a frame.
+        """Send a call's frame to each rank, and return the future of the answers.
 
-        ``coming``: rank → its rows from other workers. ``short``: whether a short call may be used.
+        ``coming``: rank → rows from other workers. Rows that are too large for a frame are sent separately by
+        Ray. ``short``: whether to try a short call over a socket.
         """
         by_ray = {
             rank: [row_message for row_message in coming[rank] if inline(row_message) is None]
@@ -254,10 +257,10 @@ class Calls:
     def _coming(
         self, pool: Pool[Worker], requests: Mapping[int, RowRequest], seconds: float
     ) -> dict[int, list[Any]]:
-        """Return the rows that each rank gets from other workers, in the order of the rank's request.
+        """Return rank → the rows that the rank gets from other workers, in the order of the rank's request.
 
-        Rows are messages from workers on this machine, or Ray references. Ray moves referenced rows without
-        passing them through the driver.
+        Rows from workers on this machine are messages. Other rows are Ray references; Ray moves the rows
+        without passing them through the driver.
         """
         wanted: dict[WorkerId, list[Transfer]] = {}
         for rank, request in requests.items():
@@ -280,9 +283,9 @@ class Calls:
     def _sliced(
         self, name: str, wanted: Mapping[WorkerId, Sequence[Transfer]], seconds: float
     ) -> Iterable[tuple[WorkerId, Sequence[Any]]]:
-        """Get rows with a short call from workers of a pool that share memory with this process.
+        """Get the ``wanted`` rows from workers of pool ``name`` that share memory with this process.
 
-        Returns nothing if a short call is not possible.
+        Returns (worker, messages) for each of these workers, or nothing if a short call is not possible.
         """
         pool = self.pools[name]
         parts = {
@@ -299,13 +302,16 @@ class Calls:
         return [(pool.at(rank), answer.value) for rank, answer in zip(frames, answers, strict=False)]
 
     def _call(self, op: str, arguments: bytes) -> bytes:
-        """Return a packed call without rows. It has no keys to forget, because the call may stay unsent."""
+        """Return a packed call without rows.
+
+        Unlike ``_frame``, it contains no shard keys to drop, because the call may never be sent.
+        """
         return Call(op, self.ledger.key(), NOTHING, self.iteration).packed(arguments)
 
     def _slice(self, part: Transfer, near: bool) -> Any:
-        """Return a reference to rows on another worker.
+        """Ask a worker for the rows of ``part``, and return a Ray reference to them.
 
-        near: whether the receiver shares memory with this process.
+        ``near``: whether the receiver shares memory with this process.
         """
         pool, rank = self.pools[part.at.pool], part.at.rank
         return pool.send(
@@ -333,9 +339,10 @@ class Calls:
         group: str,
         chunks: bool = False,
     ) -> Any:
-        """Start an operation on one rank, and return the reference of its answer.
+        """Start operation ``op`` on one rank, and return a reference to its answer.
 
-        With ``chunks``, the operation answers several times, and an iterator over references is returned.
+        ``routes`` and ``rows`` give the batch and the numbers of the rank's rows. With ``chunks``, the
+        operation answers several times; the result is then an iterator over references.
         """
         request = routes.to(rows, pool.at(rank))
         by_ray = [self._slice(part, pool.near(rank)) for part in request.transfers]
@@ -346,9 +353,9 @@ class Calls:
     def answers(
         self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], call_options: CallOptions
     ) -> dict[int, Answer]:
-        """Wait for the answers of ranks, and return them by rank.
+        """Wait for the answers of several ranks. Return rank → answer.
 
-        ``refs``: rank → reference from ``ask``.
+        ``refs``: rank → the reference that ``ask`` returned.
         """
         return self._answers(
             pool, op, refs, pool.future(op, list(refs.items()), call_options.seconds, list), call_options
@@ -369,9 +376,9 @@ class Calls:
     def remember(
         self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], call_options: CallOptions
     ) -> None:
-        """Record when each rank ran, in this process's clock, and the bytes that it received.
+        """Record when each rank ran and how many bytes it received, and pass on what its rewards printed.
 
-        Output of the ranks' rewards is passed on.
+        The times are converted to this process's clock.
         """
         self.ledger.traffic.add("columns", sum(answer.received for answer in answers.values()))
         self._hear(answers.values())
@@ -390,7 +397,7 @@ class Calls:
         )
 
     def _hear(self, answers: Iterable[Answer]) -> None:
-        """Pass on the output of rewards. A worker sends this output with its next answer."""
+        """Pass on what rewards on the workers printed. Workers send this output with their answers."""
         for answer in answers:
             if answer.printed:
                 self.ledger.on_output(answer.printed)
@@ -404,9 +411,9 @@ class Calls:
         coming: Sequence[Any] = (),
         key: int | None = None,
     ) -> bytes:
-        """Return a call as bytes.
+        """Return a call to the worker ``at`` as bytes.
 
-        ``key``: the key under which the worker stores the result; None for a new key.
+        ``key``: the key under which the worker stores the result; None makes a new key.
         """
         key, forget = self.ledger.key() if key is None else key, self.ledger.take_unused(at)
         return Call(
@@ -417,9 +424,10 @@ class Calls:
     # ------------------------------------------------------------------------------------------------------
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """Return the batch with the driver's columns placed on a pool.
+        """Return the batch with all its columns on workers, except scalars.
 
-        Columns on workers and scalars stay unchanged.
+        Columns that are already on workers stay where they are. Columns of the driver are sent to the ranks
+        of ``pool``. If ``pool`` is None, the batch is returned unchanged.
         """
         columns = {name: data for name, data in batch.data.items() if data.kind.level is not Level.SCALAR}
         here = {name: data for name, data in columns.items() if not isinstance(data, RemoteColumn)}
@@ -431,7 +439,10 @@ class Calls:
         return Batch(batch.axis, batch.data | self._put(target, driver_batch, split).data)
 
     def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
-        """Send rows of the driver to the ranks of a pool, and return them as RemoteColumns."""
+        """Send a batch of the driver to the ranks of a pool. Return the batch with RemoteColumns.
+
+        ``split``: for each rank, the numbers of its rows.
+        """
         used = {rank: rows for rank, rows in enumerate(split) if len(rows)}
         shards = {
             rank: self._shard(pool.at(rank), self.ledger.key(), len(rows)) for rank, rows in used.items()
@@ -464,9 +475,10 @@ class Calls:
     def kept(
         self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis
     ) -> Batch:
-        """Return the shards that ranks stored as columns over ``axis``.
+        """Return the results that ranks stored for a call, as a batch of RemoteColumns over ``axis``.
 
-        ``split``: the rows of the axis that each rank got.
+        ``split``: for each rank, the numbers of its rows in ``axis``. Raises ValueError if a rank stored a
+        different number of rows.
         """
         ranks = sorted(answers)
         check_counts(

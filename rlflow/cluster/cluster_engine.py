@@ -1,4 +1,4 @@
-"""The engine of a run on pools: the same calls as in one process, with columns that stay on workers."""
+"""The engine of a run on pools: the same methods as in one process, but columns stay on workers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FETCHED = 64 << 10  # maximum bytes of a column that the driver fetches
 
 @dataclass
 class ClusterEngine(Engine):
-    """Runs the calls of a run on pools of workers. Each worker has its own ``LocalEngine``."""
+    """Runs the operations of one iteration on pools of workers. Each worker has its own ``LocalEngine``."""
 
     models: Mapping[str, RemoteModel]  # by role
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class ClusterEngine(Engine):
 
     @property
     def calls(self) -> Calls:
-        """The calls of this engine's iteration. All engines of a run share one ledger."""
+        """The calls of this engine's iteration. The engines of all iterations share one ledger."""
         return Calls(self.pools, self._ledger, self.iteration)
 
     # -- calls of the contract
@@ -81,9 +81,10 @@ class ClusterEngine(Engine):
     def sample(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions = HERE
     ) -> Batch:
-        """Sample rows on the pool of the role's generator.
+        """Sample ``sampling.samples`` rows per prompt with the role's generator. Return the new columns.
 
-        Calls run one at a time, because a generator has only one set of weights.
+        The columns stay on the ranks of the generator's pool. Concurrent calls wait for each other, because a
+        generator has only one set of weights.
         """
         with self._sampling:
             return self._sample(role, prompts, sampling, seed, call_options)
@@ -104,10 +105,7 @@ class ClusterEngine(Engine):
         )
 
     def _ready(self, role: str, prompts: Batch, call_options: CallOptions) -> tuple[Pool[Worker], Batch]:
-        """Send the generator its weights.
-
-        Returns the generator's pool, and the prompt columns that it reads, placed on that pool.
-        """
+        """Give the generator its weights. Return its pool, and the prompt columns on that pool."""
         model, pool = self.models[role], self.pools[self.placement.generators[role]]
         if (frozen := self.weights.get(role)) is not None:
             model.use(frozen, call_options.seconds)
@@ -124,9 +122,10 @@ class ClusterEngine(Engine):
         into: Chunks,
         call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample rows in chunks. A chunk is yielded when all ranks have finished their part of the chunk.
+        """Sample like ``sample``, but yield the rows in chunks.
 
-        The last yielded batch has all rows, stored on the ranks as by ``sample``.
+        A chunk is yielded as soon as all ranks have sampled their part of it. The last yielded batch has all
+        rows, and is equal to the result of ``sample``.
         """
         with self._sampling:
             pool, prompts = self._ready(role, prompts, call_options)
@@ -178,10 +177,7 @@ class ClusterEngine(Engine):
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), want)
 
     def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
-        """Return log-probs from the role's generator, on the ranks of its pool.
-
-        The weight check uses this.
-        """
+        """Return the log-probs that the role's generator computes for rows. The weight check uses them."""
         self.models[role].synchronise(call_options.seconds)
         pool, parallel = (
             self.pools[self.placement.generators[role]],
@@ -194,9 +190,10 @@ class ClusterEngine(Engine):
     def reward(
         self, role: str, batch: Batch, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Score rows with a role's rewards.
+        """Score rows with the rewards of a role. Return the scores and metrics.
 
-        A model runs on its own pool, and a function runs on the pool with most of the rows.
+        If the reward is a model, it runs on its own pool. If it is a function, it runs on the pool that has
+        most of the batch.
         """
         name = self.placement.trainers.get(role)
         pool = self.pools[name] if name else self._nearest(batch, call_options, self.judging.get(role))
@@ -216,7 +213,11 @@ class ClusterEngine(Engine):
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[Batch, PartialMetrics]:
-        """Run a stage on the ranks of a pool, with the rows that its dispatch mode gives to each rank."""
+        """Run a stage, and return its columns and metrics.
+
+        A stage with a role runs on the pool of the role's trainer; any other stage runs on the pool that has
+        most of the batch. The dispatch mode of the stage decides which rows each rank gets.
+        """
         self.may_change(stage)
         pool = (
             self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, call_options)
@@ -258,7 +259,7 @@ class ClusterEngine(Engine):
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Train the role on the ranks of its pool."""
+        """Train a role on the ranks of its pool. Return the metrics, and which rows the update used."""
         names = loss.signature.column_names
         pool = self.pools[self.placement.trainers[role]]
         function: dict[str, Any] = {"function": self.names[loss.key], "role": role}
@@ -306,14 +307,18 @@ class ClusterEngine(Engine):
         return known(metrics), UpdateRows(broken, names, stepped=metrics["steps"] > 0, tokens=facts[:, 1])
 
     def encoded(self, batch: Batch, roles: tuple[str, ...], call_options: CallOptions = HERE) -> Batch:
-        """Encode follow-up prompts on the pool that has most of their rows."""
+        """Encode follow-up prompts for ``roles``, on the pool that has most of the prompts."""
         pool = self._nearest(batch, call_options)
         split = self._split(batch, pool)
         answers = self.calls.run(pool, "encode", batch, split, {"roles": roles}, call_options, "cpu")
         return self.calls.kept(pool, answers, split, batch.axis)
 
     def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
-        """Return the beginnings of rows to continue from. The ranks that have the rows make them."""
+        """Return the beginnings of responses from which new responses continue.
+
+        The second result has for each beginning its number of response tokens. The ranks that store the rows
+        compute both.
+        """
         pool = self._nearest(batch, call_options)
         split = self._split(batch, pool)
         answers = self.calls.run(pool, "cut", batch, split, {}, call_options, "cpu")
@@ -328,10 +333,10 @@ class ClusterEngine(Engine):
         return self.calls.kept(pool, answers, begun, axis), place
 
     def concat(self, parts: Sequence[Batch], call_options: CallOptions = HERE) -> Batch:
-        """Join the rows of all parts.
+        """Return the rows of all ``parts`` as one batch.
 
-        Columns that have the same name on the workers in all parts stay there; other columns are copied to
-        one rank.
+        If a column has the same stored name in all parts, it stays on its workers. All other columns are
+        copied to one rank.
         """
         axis = Axis.join([part.axis for part in parts])
         pool = self._nearest(parts[0], call_options).name
@@ -348,7 +353,7 @@ class ClusterEngine(Engine):
         return Batch(axis, whole | group_of_joined(axis, parts))
 
     def _per_row(self, batch: Batch) -> Batch:
-        """Return the batch, with each value per group repeated for every row of the group."""
+        """Return the batch with columns per group expanded to one value per row."""
         groups = [name for name, data in batch.data.items() if data.kind.level is Level.GROUP]
         if not groups:
             return batch
@@ -358,17 +363,17 @@ class ClusterEngine(Engine):
     # -- requests of the run
 
     def frozen(self, role: str) -> Any:
-        """Return a copy of the role's current weights, with which rows can be sampled later."""
+        """Return a copy of the role's current weights, to sample with them after later updates."""
         return self.models[role].frozen()
 
     def packed(self, batch: Batch) -> bytes:
-        """Return the batch as bytes, for a checkpoint."""
+        """Return the rows of the batch as bytes, for a checkpoint."""
         return self._gathered(batch).tobytes()
 
     def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
-        """Load a batch that ``packed`` returned onto a worker of a pool.
+        """Load bytes from ``packed`` onto rank 0 of a pool, and return them as a batch.
 
-        ``axis``: the row axis of the batch; None uses the axis in the bytes.
+        ``axis``: the row axis of the batch; None uses the axis in the bytes. ``pool`` must not be None.
         """
         assert pool is not None
         raw, there = np.frombuffer(payload, np.uint8), self.pools[pool]
@@ -380,9 +385,9 @@ class ClusterEngine(Engine):
         )
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
-        """Copy the batch onto rank 0 of a pool and return it.
+        """Copy the batch onto rank 0 of a pool, and return it with the copied columns.
 
-        It is stored until this engine's iteration has ended.
+        The copy is stored until this engine's iteration has ended. ``pool`` must not be None.
         """
         assert pool is not None
         there, rows = self.pools[pool], torch.arange(len(batch))
@@ -391,21 +396,21 @@ class ClusterEngine(Engine):
         )
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """Place the driver's columns of a batch on a pool."""
+        """Return the batch with all its columns on workers; columns of the driver are sent to ``pool``."""
         return self.calls.spread(batch, pool)
 
     def near(self, batch: Batch, call_options: CallOptions = HERE) -> str:
-        """Return the pool that has most of the rows."""
+        """Return the name of the pool in ``call_options``, or of the pool that has most of the batch."""
         return self._nearest(batch, call_options).name
 
     def joined(self, batches: list[Batch]) -> Batch:
-        """Join rows of several batches. Rows on workers stay there."""
+        """Return the rows of several batches as one batch. Rows on workers stay there."""
         return joined(batches)
 
     def fetch(self, batch: Batch) -> Batch:
-        """Return the batch with its values in this process.
+        """Copy the batch's columns into this process, and return the batch.
 
-        Raises ValueError for a column above FETCHED bytes.
+        Raises ValueError if a column on workers is larger than FETCHED bytes.
         """
         large = [
             name
@@ -420,7 +425,7 @@ class ClusterEngine(Engine):
         return self.gather(batch)
 
     def gather(self, batch: Batch) -> Batch:
-        """Return the batch with its values in this process, regardless of its size."""
+        """Copy the batch's columns into this process, and return the batch. There is no limit on the size."""
         there = Batch(
             batch.axis, {name: data for name, data in batch.data.items() if isinstance(data, RemoteColumn)}
         )
@@ -429,7 +434,7 @@ class ClusterEngine(Engine):
         return Batch(batch.axis, batch.data | opened(self._gathered(there)).data)
 
     def _gathered(self, batch: Batch) -> Payload:
-        """Return all rows as bytes. A worker of the pool with most of the rows joins them."""
+        """Return the rows of a batch as bytes. A worker of the pool that has most of the batch joins them."""
         payload: Payload = self.calls.on_one(
             self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io"
         ).value
@@ -437,16 +442,17 @@ class ClusterEngine(Engine):
         return payload
 
     def on_output(self, on_output: Callable[[bytes], object]) -> None:
-        """Set the function that gets the output of rewards on workers.
+        """Set the function that gets what rewards on the workers print.
 
-        It is called with complete lines, from several threads.
+        The function is called with complete lines of bytes, from several threads.
         """
         self._ledger.on_output = on_output
 
     def summarise(self, records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> IterationSummary:
-        """Summarise the recorded columns on one worker, so that the driver gets only the summary.
+        """Compute an iteration's summary on one worker, so that the driver does not need the columns.
 
-        Scalars, such as the flow's state, are not included.
+        ``records``: name → the batch with the recorded column. ``judged``: which columns are scores of
+        rewards. Scalars are skipped.
         """
         whole_records = _on_common_axes(
             {
@@ -471,7 +477,7 @@ class ClusterEngine(Engine):
         return summary
 
     def moved(self) -> dict[str, Any]:
-        """Return metrics since the last call: weight transfers, and offloaded and loaded parts of models."""
+        """Return metrics of weight transfers and of offloaded model parts since the last call."""
         metrics = {
             f"{role}.sync/{name}": value
             for role, model in self.models.items()
@@ -484,16 +490,16 @@ class ClusterEngine(Engine):
         }
 
     def traffic(self) -> dict[str, int]:
-        """Return the bytes of columns, weights and in-memory checkpoints sent since the last call, by kind."""
+        """Return kind → bytes sent since the last call, for columns, weights and in-memory checkpoints."""
         self._ledger.traffic.add("weights", sum(model.arrived() for model in self.models.values()))
         return self._ledger.traffic.take()
 
     def committed(self, size: int) -> None:
-        """Count the bytes of a trainer state that was copied for an in-memory checkpoint."""
+        """Add the bytes of a trainer state to the count of in-memory checkpoints."""
         self._ledger.traffic.add("commits", size)
 
     def _kept(self) -> dict[str, dict[str, float]]:
-        """Return the maximum over ranks of moved parts and bytes, by pool, for pools with limited memory."""
+        """Return metrics of offloading, by pool, for pools with limited memory: maxima over the ranks."""
         asked = {
             pool: self.pools[pool].call(Worker.moved, seconds=60.0, group="control") for pool in self.limited
         }
@@ -508,9 +514,9 @@ class ClusterEngine(Engine):
         return self._ledger.ran()
 
     def finished(self) -> None:
-        """Free the columns of the iteration, also after an error.
+        """Free the columns of this iteration on all workers. Call this also after an error.
 
-        Rows sampled for later iterations are kept.
+        Rows that were sampled ahead for later iterations stay.
         """
         self._ledger.clear_unused()
         for pool in self.pools.values():
@@ -531,9 +537,9 @@ class ClusterEngine(Engine):
     def _nearest(
         self, batch: Batch, call_options: CallOptions, among: Collection[str] | None = None
     ) -> Pool[Worker]:
-        """Return the pool that is planned for the call, otherwise the pool that has most bytes of the batch.
+        """Return the pool in ``call_options``, or without one the pool that stores most bytes of the batch.
 
-        ``among``: the pools to choose from.
+        ``among``: names of the pools from which to choose; None means all.
         """
         if call_options.pool is not None:
             return self.pools[call_options.pool]
@@ -546,7 +552,10 @@ class ClusterEngine(Engine):
         ]
 
     def _home(self, batch: Batch, pool: Pool[Worker]) -> list[Tensor] | None:
-        """Return the row split of the largest column that is on the pool; None if no column is on it."""
+        """Return how the largest column on ``pool`` is split over the pool's ranks.
+
+        The result has for each rank the numbers of its rows. It is None if no column is on the pool.
+        """
         for data in sorted(batch.data.values(), key=lambda data: -data.nbytes):
             if (
                 isinstance(data, RemoteColumn)
@@ -571,7 +580,7 @@ class ClusterEngine(Engine):
         return first_ranks(split, parallel)
 
     def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], parallel: Parallel) -> list[Tensor]:
-        """Return the rows that each rank gets under the stage's dispatch mode."""
+        """Return for each rank the numbers of the rows that it gets under the stage's dispatch mode."""
         everything = torch.arange(len(batch))
         if stage.dispatch == ALL:
             return [everything] * len(pool)
@@ -582,15 +591,15 @@ class ClusterEngine(Engine):
 
 
 def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:
-    """Return the rows on each rank after sampling, given the split of the prompts."""
+    """Return for each rank the numbers of the rows that it samples, given the split of the prompts."""
     return [(rows[:, None] * samples + torch.arange(samples)).reshape(-1) for rows in split]
 
 
 def _on_common_axes(records: Mapping[str, Batch]) -> list[Batch]:
-    """Group recorded columns by their rows.
+    """Group recorded columns into batches with the same rows.
 
-    Prompt texts are copied to the rows of the completions, because samples show both together. Data sources
-    are copied to the rows of the scores, because scores are averaged by source.
+    Prompts, answers and episodes are copied to the rows of the completions, because samples show them
+    together. Data sources are copied to the rows of the scores, because scores are averaged by source.
     """
     shown_with = {"prompt": "completion", "answer": "completion", "episode": "completion", SOURCE: "scores"}
     batches: dict[int, Batch] = {}

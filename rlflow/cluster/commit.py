@@ -1,9 +1,9 @@
-"""Commits: in-memory checkpoints from which a run recovers after the death of a worker.
+"""Commits: in-memory checkpoints, from which a run recovers after a worker has died.
 
-A commit has copies of the state of all roles that the run may change, and of rows that were sampled ahead.
-The copies are stored outside the workers. A copy of a trainer's state is the answer to a call; the driver
-owns the answer but never opens it, and on Ray it is in the object store. Workers get it back as the argument
-of a call. Rows are small, so the driver keeps them in packed form.
+A commit has copies of the state of every role that the run may change, and the rows that were sampled ahead.
+The copies are stored outside the workers. On Ray, a trainer's state is in Ray's object store: it is the
+result of a call to one worker and later the argument of a call to another worker, and the driver never reads
+it. The driver keeps the rows in packed form.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FOUND_SECONDS = 30.0  # how long a failed call waits for the health monitor to r
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of a trainer's state."""
+    """A copy of a trainer's state that is stored outside the worker."""
 
     ref: Any  # reference to the copy
     size: Future[int]  # number of bytes, once the copy is complete
 
     @staticmethod
     def of(trainer: RemoteTrainer) -> Copy:
-        """Start to copy a trainer's state."""
+        """Start to copy a trainer's state, and return the copy, which completes later."""
         ref, size = trainer.begin("commit", answers=2)
         return Copy(ref, trainer.pool.transport.future(size))
 
@@ -52,46 +52,43 @@ class Commit:
     queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None
 
     def settled(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` for the copies. Return whether all copies are complete."""
+        """Wait until all copies are complete, at most ``seconds``. Return whether they are complete."""
         wait([copy.size for copy in self.states.values()], seconds)
         return self.complete
 
     def then(self, action: Callable[[], object]) -> None:
-        """Call ``action`` each time a copy completes, in a thread of the transport.
+        """Call ``action`` once for each copy, as soon as the copy is complete or has failed.
 
-        The copies hold no reference to this commit, so it can be freed before they complete.
+        ``action`` is called in a thread of the transport. The copies hold no reference to this commit.
         """
         for copy in self.states.values():
             copy.size.add_done_callback(lambda _: action())
 
     @property
     def complete(self) -> bool:
-        """Whether all copies are outside the workers."""
+        """Whether all copies are complete, so that the commit survives the death of any worker."""
         return all(copy.size.done() and copy.size.exception() is None for copy in self.states.values())
 
 
 class ProcessWorkers(Protocol):
-    """All workers of a run, with the methods that recovery needs."""
+    """The methods of a run's workers that recovery needs."""
 
     def found(self, seconds: float) -> Death | None:
-        """Wait up to ``seconds`` until the health monitor finds a dead worker; None if it finds none."""
+        """Wait up to ``seconds`` for a worker to die. Return its death; None if all workers are alive."""
 
     def lost(self) -> str | None:
-        """Describe the dead process without which no worker can be started; None if all are alive."""
+        """Describe a dead process without which no worker can be started; None if there is none."""
 
     def unwatch(self) -> None:
-        """Stop checking for dead workers. Calls that still wait for an answer raise Dead."""
+        """Stop the health checks. Calls that still wait for an answer raise Dead."""
 
     def restart(self, lost: str) -> list[str]:
-        """Start a pool again. Return the names of all pools that were started again."""
+        """Start the pool ``lost`` again. Return the names of all pools that had to be started again."""
 
 
 @dataclass
 class Workers:
-    """Recovers the workers of a run.
-
-    It makes commits, finds dead workers, starts their pools again, and restores all pools to a commit.
-    """
+    """Recovery of a run's workers: makes commits, starts dead pools again, and restores commits."""
 
     run_workers: ProcessWorkers
     engine: ClusterEngine
@@ -99,11 +96,10 @@ class Workers:
     ahead: Ahead | None = None  # the queue of rows sampled ahead
 
     def commit(self, iteration: int) -> Commit:
-        """Start a commit before an iteration, and return it.
+        """Start a commit of the state before ``iteration``, and return it.
 
-        Later calls to the workers' models wait until the copies are made.
-
-        Waits for rows that are being sampled, and raises the error if sampling fails.
+        The copies complete later; calls to a worker's models wait for them. If rows are being sampled ahead,
+        this method waits for them, and raises the error if sampling fails.
         """
         trainers = {role: self.engine.models[role].trainer for role in self.roles}
         states = {role: Copy.of(trainer) for role, trainer in trainers.items() if trainer}
@@ -117,9 +113,9 @@ class Workers:
             self.engine.committed(size.result())
 
     def death(self, error: BaseException) -> Death | None:
-        """Return the death of a worker that caused an error.
+        """Return the worker death that caused ``error``.
 
-        Returns None if no worker died, or if some processes of its pool could not be ended.
+        Returns None if no worker died, or if some processes of the dead worker's pool could not be ended.
         """
         causes = list(chain(error))
         if not any(isinstance(cause, RemoteError) for cause in causes):
@@ -130,17 +126,17 @@ class Workers:
         return death if death is not None and death.pool_ended else None
 
     def lost(self) -> str | None:
-        """Describe the controlling process of Ray that has died; None if all are alive."""
+        """Describe a controlling process of Ray that has died; None if all are alive."""
         return self.run_workers.lost()
 
     def restart(self, death: Death) -> list[str]:
-        """Start the pool of a dead worker again. Return the names of all pools that were started again."""
+        """Start a dead worker's pool again. Return the names of all pools that had to be started again."""
         if self.ahead is not None:
             self.ahead.drop()
         return self.run_workers.restart(death.pool)
 
     def copied(self, commit: Commit) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield (role, state of its trainer) from a complete commit, without using any worker.
+        """Yield (role, trainer state) for each role of a complete commit. This needs no worker.
 
         Raises RemoteError if a copy is lost.
         """
@@ -153,7 +149,7 @@ class Workers:
                 raise RemoteError(f"the copy of the state of '{role}' cannot be read: {error}") from error
 
     def restore(self, commit: Commit) -> None:
-        """Restore all pools to a commit. The stream of prompts returns to its position at the commit."""
+        """Restore all models, and the rows sampled ahead, to their state at a commit."""
         for role, copy in commit.states.items():
             trainer = self.engine.models[role].trainer
             assert trainer is not None
@@ -167,5 +163,5 @@ class Workers:
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
-    """Return an error and all its causes."""
+    """Return a list of an error and its direct and indirect causes."""
     return [error, *chain(error.__cause__ or error.__context__)] if error is not None else []

@@ -1,4 +1,4 @@
-"""The torch process group of a pool's ranks, and the rendezvous at which they find each other."""
+"""The torch process group of a pool's ranks, and the rendezvous through which the ranks find each other."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ _listening: list[socket.socket] = []  # socket of the first rank, until the grou
 
 
 def listen(interface: Interface) -> str:
-    """Listen for the other ranks of a pool, and return the rendezvous address HOST:PORT.
+    """Open the rendezvous of a pool on several machines, and return its address HOST:PORT.
 
-    Only the first rank of a pool on several machines calls this.
-
-    The kernel chooses the port. No secret protects it: any process that reaches the interface and finds the
-    port can connect.
+    Only the first rank of the pool calls this. The kernel chooses the port. The rendezvous has no password:
+    any process that reaches the interface and finds the port can connect.
     """
     family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
     _listening[:] = [socket.create_server((interface.address, 0), family=family)]
@@ -40,10 +38,10 @@ def listen(interface: Interface) -> str:
 
 
 def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interface = LOOPBACK) -> None:
-    """Create torch's default process group, whose ranks communicate over ``interface``.
+    """Create torch's default process group for a pool. Its ranks communicate over ``interface``.
 
-    ``rendezvous``: the path of a file if all ranks are on one machine, so that no rank needs to listen;
-    otherwise the address of the first rank.
+    ``rendezvous``: if all ranks are on one machine, the path of a file, so that no rank listens on a port;
+    otherwise the address that ``listen`` returned on the first rank. ``device``: the rank's torch device.
     """
     timeout, stores = timedelta(seconds=SECONDS), cast("Any", dist)
     for name in INTERFACE_VARIABLES:
@@ -69,10 +67,10 @@ def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interfa
 
 
 def group_of_threads(store: Any, rank: int, ranks: int) -> Any:
-    """Create a gloo group of ranks that are threads of this process.
+    """Return a gloo group for ranks that are threads of this process.
 
-    ``store``: a torch HashStore that the ranks share. The group adds numbers in the same order as gloo
-    between processes. It is not torch's default group, because a process can have only one default group.
+    ``store``: a torch HashStore that the ranks share. The group adds numbers in the same order as a gloo
+    group of processes. It is not torch's default group, because a process can have only one default group.
     """
     gloo: Any = cast("Any", dist).ProcessGroupGloo
     options = gloo._Options()
@@ -84,20 +82,20 @@ def group_of_threads(store: Any, rank: int, ranks: int) -> Any:
 
 
 def gpu() -> str:
-    """Return a name of this rank's GPU that is unique over all machines."""
+    """Return a name for this rank's GPU that is unique over all machines."""
     return f"{machine()} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
 def exchange_texts(store: Any, rank: int, ranks: int, text: str) -> list[str]:
-    """Exchange texts between ranks. Return the texts of all ranks, in rank order."""
+    """Exchange one text per rank through a torch store. Return the texts of all ranks, in rank order."""
     store.set(f"rlflow/{rank}", text)
     return [store.get(f"rlflow/{other}").decode() for other in range(ranks)]
 
 
 def backend_of(devices: Sequence[str]) -> str:
-    """Return the name of the torch backend of a group.
+    """Return the torch backend for a group: NCCL for GPU tensors and gloo for CPU tensors.
 
-    ``devices``: the GPU of each rank. The backend is NCCL for GPU tensors and gloo for CPU tensors. If ranks
-    share a GPU, it is gloo for both, because NCCL needs one GPU per rank.
+    ``devices``: the GPU name of each rank. If ranks share a GPU, the backend is gloo for both kinds of
+    tensors, because NCCL needs one GPU per rank.
     """
     return "cpu:gloo,cuda:nccl" if len(set(devices)) == len(devices) else "gloo"

@@ -1,6 +1,6 @@
-"""The workers of a run whose ranks are threads of the run's process.
+"""Workers of a run whose ranks are threads of the run's own process.
 
-A rank cannot die alone, so the ranks are neither watched nor started again.
+A rank in a thread cannot die alone. These ranks are therefore neither watched nor started again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENDING_SECONDS = 0.5  # time limit for calls to end; a longer call may wait for 
 
 @dataclass
 class ThreadWorkers:
-    """All pools of a run, in threads of this process."""
+    """All pools of a run, with ranks that are threads of this process."""
 
     flow: Flow
     setups: Mapping[str, list[Setup]]  # pool → setup of each rank
@@ -38,7 +38,7 @@ class ThreadWorkers:
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Create all workers in parallel, and wait until their models are loaded.
+        """Start all pools in parallel, and wait until their models are loaded.
 
         Raises PlanError, with the rank's error, if a rank fails to load its models.
         """
@@ -60,7 +60,7 @@ class ThreadWorkers:
             ) from error
 
     def stop(self) -> None:
-        """End the processes that ranks have started, and the threads of the ranks."""
+        """End the threads of the ranks, and the processes that the ranks have started."""
         closing = [
             pool.call(Worker.close, seconds=CLOSED_SECONDS, group="control") for pool in self.pools.values()
         ]
@@ -80,9 +80,9 @@ class ThreadWorkers:
         return None
 
     def lost(self) -> str | None:
-        """Return None, because a failure would end this process too."""
+        """Return None. If a rank failed, this process would end too."""
         return None
 
     def restart(self, lost: str) -> list[str]:
-        """Raise RemoteError. Recovery never calls this, because no rank is found dead."""
+        """Raise RemoteError. Recovery never calls this, because ranks in threads are never found dead."""
         raise RemoteError(f"the ranks of '{lost}' are threads of this process and cannot be started again")

@@ -1,9 +1,9 @@
-"""The fork server: a process that imports modules once, and forks itself for each requested process.
+"""The fork server: a process that imports modules once, and then forks itself for each requested process.
 
-``python -m rlflow.cluster.forking.fork_server LISTENER PARENT``: LISTENER is the descriptor of a listening
-socket, and PARENT is the pid of a process; when that process ends, the server ends too. The server reads its
-key from stdin. It has a single thread, because forking a process with several threads is unsafe. A fork is
-killed when the client that requested it ends, or when the server ends.
+Usage: ``python -m rlflow.cluster.forking.fork_server LISTENER PARENT``. LISTENER is the file descriptor of a
+listening socket. PARENT is a pid; the server ends with that process. The server reads its key from stdin. It
+has a single thread, because forking a process with several threads is unsafe. The server kills a fork when
+the client that requested it ends. All forks end with the server.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Fork:
 
 @dataclass
 class ForkServer:
-    """Serves requests until the parent ends.
+    """Serves requests until the parent process ends.
 
-    ``run`` returns only in a fork, with the request it was forked for.
+    In the server, ``run`` never returns. In a fork, it returns the request for which the fork was made.
     """
 
     listener: socket.socket
@@ -56,7 +56,7 @@ class ForkServer:
     forks: list[Fork] = field(default_factory=list)
 
     def run(self) -> Request:
-        """Serve requests. Returns only in a fork, with the fork's request."""
+        """Serve requests until the parent process ends. Returns only in a fork, with the fork's request."""
         while True:
             ready = self._ready()
             if ready == self.parent:
@@ -69,10 +69,10 @@ class ForkServer:
                 return request
 
     def _ready(self) -> int:
-        """Wait, and return one readable descriptor.
+        """Wait until a file descriptor is readable, and return it.
 
-        It returns only one, because handling a descriptor can close others, and their numbers can then be
-        reused.
+        Only one is returned: handling it can close other descriptors, and their numbers may then be used
+        again.
         """
         with selectors.PollSelector() as selector:
             for file in (self.parent, self.listener.fileno()):
@@ -87,7 +87,7 @@ class ForkServer:
     def _accept(self) -> Request | None:
         """Accept a connection and serve its request.
 
-        Returns the request only in a fork; None in the server.
+        Returns None in the server, and the request in a fork.
         """
         connection, _ = self.listener.accept()
         files: list[int] = []
@@ -111,9 +111,9 @@ class ForkServer:
         return None
 
     def _forked(self, request: Request, connection: socket.socket, files: list[int]) -> bool:
-        """Fork a process. Returns True in the new process, and False in the server.
+        """Fork a process for a request. Returns True in the fork, and False in the server.
 
-        Raises ValueError if the requested process cannot be a fork of this server, and OSError.
+        Raises OSError, and ValueError if this server cannot fork such a process.
         """
         mark = request.environment.get(process_tag.MARK, "").encode()
         if len(mark) > len(SLOT) or len(files) != requests.FILES or not os.path.isfile(request.command[0]):
@@ -138,10 +138,10 @@ class ForkServer:
         return False
 
     def _inherit(self, server: int, connection: socket.socket, files: list[int]) -> None:
-        """Set up a fork.
+        """Set up a new fork: its files, its process group, and its end together with the server.
 
-        The fork ends with the server. It has the client's files, but no files of the server. It leads a
-        process group, because Ray kills the process group of a dead worker.
+        The fork gets the client's files and closes the server's. It leads a process group of its own, because
+        Ray kills the process group of a dead worker.
         """
         process_tag.die_with(server)
         os.setpgid(0, 0)
@@ -153,7 +153,7 @@ class ForkServer:
             os.close(descriptor)
 
     def _end(self, fork: Fork) -> None:
-        """Clean up after a fork that has ended, or whose client has ended."""
+        """Kill a fork, unless it has already ended, and send its exit status to its client."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(fork.pidfd, signal.SIGKILL)
         status = os.waitpid(fork.pid, 0)[1]
@@ -165,14 +165,14 @@ class ForkServer:
 
 
 def peer_user(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end of a connection."""
+    """Return the user id of the process at the other end of a Unix socket."""
     return int(
         CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
     )
 
 
 def import_all(modules: list[str]) -> None:
-    """Import modules. A module that fails is skipped; a fork that needs the module reports the error."""
+    """Import the named modules. Modules that cannot be imported are skipped; forks report the error."""
     for name in modules:
         if name not in sys.modules:
             with contextlib.suppress(Exception):
@@ -182,7 +182,7 @@ def import_all(modules: list[str]) -> None:
 
 
 def become(request: Request) -> None:
-    """Run the script of a request in this process, as if the process had been started for it."""
+    """Run the script of a request in this process, as Python would with the request's command."""
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
@@ -193,9 +193,9 @@ def become(request: Request) -> None:
 
 
 def mark(value: str) -> None:
-    """Write a run's process tag into the environment that the kernel shows for this process.
+    """Set a run's process tag in the environment that ``/proc`` shows for this process.
 
-    Otherwise the kernel would continue to show the server's environment.
+    Otherwise ``/proc`` would still show the server's environment.
     """
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
@@ -209,9 +209,9 @@ def mark(value: str) -> None:
 
 
 def fresh_numbers() -> None:
-    """Draw new seeds for libraries that draw seeds at import.
+    """Seed random number generators anew, and set the number of threads from the environment.
 
-    Also set the number of threads from the environment.
+    Some libraries draw seeds when they are imported, so without this all forks would have the same seeds.
     """
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
@@ -222,7 +222,7 @@ def fresh_numbers() -> None:
 
 
 def main() -> None:
-    """Serve, with the socket and the parent from the command line."""
+    """Run a fork server with the socket and the parent that the command line names."""
     listener, parent = socket.socket(fileno=int(sys.argv[1])), os.pidfd_open(int(sys.argv[2]))
     key = sys.stdin.readline().strip()
     become(ForkServer(listener, parent, key, dict(os.environ)).run())

@@ -18,7 +18,7 @@ LONGEST = 1 << 24  # maximum bytes of a request
 
 @dataclass(frozen=True)
 class Request:
-    """A request: import modules, and then start a process if there is a command."""
+    """A request to the fork server: modules to import, and optionally a process to start."""
 
     key: str  # secret of the server
     modules: list[str] = field(default_factory=list)
@@ -28,7 +28,10 @@ class Request:
 
 
 def send(connection: socket.socket, request: Request, files: list[int]) -> None:
-    """Send a request with the descriptors for the new process's stdin, stdout and stderr. Raises OSError."""
+    """Send a request, and the file descriptors that become the new process's stdin, stdout and stderr.
+
+    Raises OSError.
+    """
     text = json.dumps(asdict(request)).encode()
     message = LENGTH.pack(len(text)) + text
     sent = socket.send_fds(connection, [message], files) if files else connection.send(message)
@@ -37,9 +40,9 @@ def send(connection: socket.socket, request: Request, files: list[int]) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[Request, list[int]]:
-    """Return the next request and its descriptors.
+    """Return the next request on a connection, and its file descriptors.
 
-    Raises ValueError if the message is not a request, EOFError if the connection is closed, and OSError.
+    Raises ValueError if the data are not a request, EOFError if the connection is closed, and OSError.
     """
     message, files, _, _ = socket.recv_fds(connection, LENGTH.size, FILES)
     length = LENGTH.unpack(message + _exactly(connection, LENGTH.size - len(message)))[0]
@@ -53,10 +56,10 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]]:
 
 
 def reply(connection: socket.socket) -> int:
-    """Return the next number from the server.
+    """Return the next number that the server sends.
 
-    The first number is the pid of the process, the second its ``os.waitpid`` status. Raises EOFError if the
-    connection is closed, and OSError.
+    The server first sends the pid of the new process, and later its ``os.waitpid`` status. Raises EOFError if
+    the connection is closed, and OSError.
     """
     return int(REPLY.unpack(_exactly(connection, REPLY.size))[0])
 

@@ -1,7 +1,6 @@
 """The fork servers of this process.
 
-A server starts with the first run that has workers on this machine, serves later runs, and ends with the
-process.
+A server starts with the first run that needs it, serves later runs too, and ends with this process.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ KEPT = 2  # maximum servers at a time; each number of threads per worker needs i
 
 @dataclass(frozen=True)
 class Server:
-    """A fork server started by this process, with its address."""
+    """A fork server that this process has started."""
 
     process: Child
     address: str  # address of an abstract socket, which leaves no file
@@ -43,7 +42,7 @@ class Server:
 
     @classmethod
     def start(cls, environment: Mapping[str, str]) -> Server:
-        """Start a server and return it. Raises OSError if that is not possible."""
+        """Start a server with this environment and return it. Raises OSError."""
         address, key = f"\0rlflow-forks-{secrets.token_hex(16)}", secrets.token_hex(32)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
@@ -62,13 +61,13 @@ class Server:
         return cls(process, address, key, environment)
 
     def import_all(self, modules: list[str]) -> None:
-        """Ask the server to import modules, without waiting. Raises OSError."""
+        """Ask the server to import modules. Returns before they are imported. Raises OSError."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(self.address)
             send(connection, Request(self.key, modules), [])
 
     def end(self) -> None:
-        """End the server and the processes that it has started."""
+        """End the server together with all its forks."""
         self.process.end()
 
 
@@ -76,10 +75,10 @@ _servers: list[Server] = []  # servers of this process; the latest used is last
 
 
 def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None:
-    """Return the command that Ray should start instead of Python; None if no server can be used.
+    """Return the command that Ray starts for a worker instead of Python; None if no fork server can be used.
 
-    ``modules``: modules that the workers import. ``threads``: the number of threads of each worker. The
-    server's key is written into the private ``folder``. Servers need Linux.
+    ``modules``: modules that the workers import. ``threads``: the number of threads of each worker. ``folder``:
+    a private folder, into which the server's address and key are written. Fork servers need Linux.
     """
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return None
@@ -96,7 +95,7 @@ def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None
 
 
 def _serving(variables: Mapping[str, str]) -> Server:
-    """Return the server with this environment, and start it if it does not run. Raises OSError.
+    """Return a running server with this environment; start one if there is none. Raises OSError.
 
     Each environment needs its own server, because a fork cannot change settings that a library read from the
     environment at import.
@@ -119,7 +118,7 @@ def _serving(variables: Mapping[str, str]) -> Server:
 
 
 def end() -> None:
-    """End the servers of this process. No run may be active."""
+    """End all fork servers of this process. Call this only while no run is active."""
     while _servers:
         _servers.pop().end()
 

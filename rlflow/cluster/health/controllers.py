@@ -1,7 +1,7 @@
-"""The controlling processes of a Ray that a run has started or joined.
+"""Checks of Ray's controlling processes, for a Ray that a run has started or joined.
 
-rlflow checks them itself, because Ray reports their death late: Ray tries to reach them for a minute, and
-then ends all processes that are connected to it.
+Ray reports the death of such a process late: it tries to reach the process for a minute, and then ends all
+processes that are connected to it. rlflow therefore checks the processes itself.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ GCS = "gcs_server"  # knows where each worker is
 
 @dataclass(frozen=True)
 class Controllers:
-    """The controlling processes of a Ray.
+    """The controlling processes of a Ray that this run checks.
 
-    For a local Ray these are its processes; for a joined Ray only its GCS is checked.
+    For a Ray on this machine, these are all of them. For a joined Ray, only the GCS is checked.
     """
 
     # name → (pid, start); empty for a joined Ray
@@ -30,7 +30,7 @@ class Controllers:
 
     @classmethod
     def of_this_process(cls) -> Controllers:
-        """Return the controllers of the Ray that this process has just started."""
+        """Return the controlling processes of the Ray that this process has just started."""
         names = {
             process: os.path.basename(process_tag.command(process[0]))
             for process in process_tag.descendants(os.getpid())
@@ -38,9 +38,9 @@ class Controllers:
         return cls({name: process for process, name in names.items() if name in (RAYLET, GCS)})
 
     def lost(self, *names: str) -> str | None:
-        """Describe the controlling process that has died; None if all are alive.
+        """Describe the first controlling process that has died; None if all are alive.
 
-        ``names``: the processes to check; without names, all are checked, including the GCS of a joined Ray.
+        ``names``: the processes to check. Without names, all are checked, including the GCS of a joined Ray.
         """
         for name, (pid, start) in self.processes.items():
             if name in (names or self.processes) and not process_tag.lives(pid, start):

@@ -21,7 +21,10 @@ class ProcessInfo:
 
 
 class Marks:
-    """The current activity of each thread of this process. If activities are nested, the innermost counts."""
+    """The current activity of each thread of this process.
+
+    If a thread has nested activities, the innermost one counts.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,9 +32,9 @@ class Marks:
 
     @contextlib.contextmanager
     def during(self, activity: object) -> Iterator[None]:
-        """Return a context during which this thread has the given activity.
+        """Return a context manager. Inside it, the current thread has this activity.
 
-        ``str(activity)`` describes the activity.
+        ``str(activity)`` is the description in messages.
         """
         stack = self._open.setdefault(threading.get_ident(), [])
         with self._lock:
@@ -43,9 +46,9 @@ class Marks:
                 stack.pop()
 
     def now(self) -> tuple[tuple[str, float], ...]:
-        """Return (activity, seconds) of each thread that has an activity.
+        """Return (activity, seconds) for each thread that has an activity.
 
-        The seconds count from the start of the outermost activity.
+        The seconds are counted from the start of the thread's outermost activity.
         """
         moment = time.monotonic()
         with self._lock:

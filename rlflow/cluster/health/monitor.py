@@ -1,8 +1,8 @@
-"""The health monitor: detects dead, stopped and hanging workers of a run, reports why, and kills their pool.
+"""The health monitor: finds dead, stopped and hanging workers, reports the cause, and kills their pool.
 
-A worker answers heartbeats in a thread that does nothing else, so it answers while other threads compute or
-run Python code. It does not answer if the process is dead or stopped, or if C code holds the interpreter's
-lock. The monitor does not detect a slow stage; a stage has its own deadline.
+Each worker answers heartbeats in a separate thread. It therefore answers while other threads compute or run
+Python code. It does not answer if the process is dead or stopped, or if C code holds the interpreter's lock.
+The monitor does not detect slow stages, because stages have their own deadlines.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class WatchedWorker:
         return f"{self.at} ({about})"
 
     def last_activity(self) -> str:
-        """Describe the worker's activities at its last heartbeat."""
+        """Return a description of the activities that the worker's last heartbeat reported."""
         ran = ", ".join(f"{what} for {seconds:.0f} s" for what, seconds in self.doing)
         return f"at its last heartbeat it ran {ran or 'nothing'}"
 
 
 @dataclass(frozen=True)
 class Death:
-    """The death of a worker, as far as the postmortem could find out."""
+    """The death of a worker, with the findings of the postmortem."""
 
     worker: WatchedWorker
     how: str  # how the worker died or why it was killed, in words
@@ -66,7 +66,7 @@ class Death:
 
     @property
     def pool(self) -> str:
-        """The pool of the worker."""
+        """Name of the worker's pool."""
         return self.worker.at.pool
 
     def __str__(self) -> str:
@@ -75,9 +75,10 @@ class Death:
 
 @dataclass(frozen=True)
 class Newcomers:
-    """Watches workers while they load their models, because they may not answer for a long time then.
+    """Watches workers while they load their models.
 
-    It kills no worker. It describes what a late worker is doing, and detects whether Ray is lost.
+    It kills no worker, because a worker that loads may not answer for a long time. It describes the activity
+    of late workers, and detects the loss of Ray.
     """
 
     pool: Pool[Any]
@@ -85,15 +86,15 @@ class Newcomers:
 
     @property
     def verdict(self) -> str | None:
-        """Description of Ray's controlling process that has died; None if all are alive."""
+        """Description of a controlling process of Ray that has died; None if all are alive."""
         return self.controllers.lost()
 
     def cause(self) -> None:
-        """Return None. No worker death is known while models are loaded."""
+        """Always return None, because no death of a worker is known while models are loaded."""
         return
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """Describe what these workers are doing while they start."""
+        """Return a description of what these workers are doing while they load."""
         return "".join(map(self._described, list(at)[:SHOWN]))
 
     def _described(self, at: WorkerId) -> str:
@@ -107,8 +108,9 @@ class Newcomers:
 class HealthMonitor:
     """A thread that requests heartbeats from every worker.
 
-    After the first death, it kills the worker's pool, sets ``death`` and ``verdict``, and ends. If Ray's
-    raylet is lost, it sets only ``verdict``, because no worker can be started again.
+    When a worker dies, the monitor kills the worker's pool, sets
+    ``death`` and ``verdict``, and ends. If Ray's raylet is lost, it sets only ``verdict``, because no worker
+    can be started again.
     """
 
     limit: float  # seconds without a heartbeat after which a worker is killed; 0: never
@@ -124,9 +126,9 @@ class HealthMonitor:
         self._thread: threading.Thread | None = None
 
     def start(self, pools: Mapping[str, Pool[Any]], roles: Mapping[str, str]) -> None:
-        """Get information about the process of every worker, and start to check the workers. Raises Dead.
+        """Ask every worker about its process, and start to check the workers.
 
-        ``roles``: pool → its roles, for messages.
+        ``roles``: pool → its roles, for messages. Raises Dead if a worker does not answer.
         """
         identities = [
             (pool.at(rank), actor, _identity(actor))
@@ -143,7 +145,7 @@ class HealthMonitor:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. Calls that still wait for an answer raise Dead."""
+        """End the monitor's thread. Calls that still wait for an answer raise Dead."""
         self.verdict = self.verdict or "the run has ended"
         self._over = True
         self._hurry.set()
@@ -153,14 +155,14 @@ class HealthMonitor:
     # -- requests of calls that wait for an answer
 
     def found(self, seconds: float) -> Death | None:
-        """Wait up to ``seconds`` until a dead worker is found; None if none is found."""
+        """Wait up to ``seconds`` for a worker to die. Return its death; None if all workers are alive."""
         limit = time.monotonic() + seconds
         while self.cause() is None and time.monotonic() < limit:
             pass
         return self.death
 
     def cause(self) -> str | None:
-        """Check every worker now. Return why the workers ended; None if all are alive."""
+        """Check every worker now. Return a description of why workers ended; None if all are alive."""
         with self._changed:
             after = self._round + 1  # the next round, which starts after this call
             self._hurry.set()
@@ -168,7 +170,7 @@ class HealthMonitor:
         return self.verdict
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """Describe the activities of these late workers, with their stacks."""
+        """Return a description of what these late workers are doing, with their stacks."""
         late_workers = [worker for worker in self.watched if worker.at in set(at)][:SHOWN]
         return "".join(
             f"; {worker.at}: {worker.last_activity()}{_under(_there(worker.presence, look))}"
@@ -195,9 +197,9 @@ class HealthMonitor:
             self._count(time.monotonic() - start)
 
     def _beat(self) -> WatchedWorker | None:
-        """Request heartbeats from all workers that answered the last request.
+        """Send a heartbeat request to each worker that has answered its last request, and collect answers.
 
-        Returns a worker that is dead or that has been silent for too long; otherwise None.
+        Returns a worker that is dead, or that has been silent for longer than the limit; otherwise None.
         """
         self._round += 1
         for worker in self.watched:
@@ -217,7 +219,7 @@ class HealthMonitor:
         return next((worker for worker in self.watched if self.limit and worker.silent > self.limit), None)
 
     def _count(self, elapsed: float) -> None:
-        """Add the elapsed time to the silence of workers that have not answered.
+        """Add ``elapsed`` seconds to the silence of each worker that has not answered.
 
         At most two ticks are added, because a longer time means that this process itself was delayed.
         """
@@ -256,7 +258,10 @@ def _identity(actor: Any) -> Any:
 
 
 def _present(at: WorkerId, ref: Any) -> ProcessInfo:
-    """Return the process of a worker. Raises Dead if the worker does not answer."""
+    """Return information about a worker's process. Raises Dead if the worker does not answer.
+
+    ``ref``: reference to the answer.
+    """
     try:
         presence: ProcessInfo = ray.get(ref, timeout=PRESENT_SECONDS)
     except RayError as error:
@@ -273,21 +278,24 @@ def _under(process_state: Any) -> str:
 
 
 def _has_node(node: str) -> bool:
-    """Whether Ray still has this node. If not, its processes have ended."""
+    """Whether Ray still lists this node as alive. If it does not, the node's processes have ended."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return any(entry["NodeID"] == node and entry["Alive"] for entry in nodes)
 
 
 def end(presence: ProcessInfo, asked: bool = False) -> bool:
-    """Kill a worker's process on any machine. Return whether it has ended.
+    """Kill a worker's process, on any machine. Return whether the process has ended.
 
-    ``asked``: whether Ray has already been told to end it.
+    ``asked``: Ray has already been asked to end the process, so wait for that first.
     """
     return bool(_there(presence, wait_or_kill if asked else kill))
 
 
 def _there(presence: ProcessInfo, function: Callable[[ProcessInfo], Any]) -> Any:
-    """Call a function of ``postmortem`` on the worker's machine. None if the machine does not answer."""
+    """Run a function of ``postmortem`` on the machine of a worker's process, and return its result.
+
+    Returns None if the machine does not answer.
+    """
     if presence.process.alive() is not None:  # the process is on this machine
         return function(presence)
     affinity = NodeAffinitySchedulingStrategy(presence.node, soft=False)

@@ -1,6 +1,6 @@
 """Examine and kill a worker's process from the same machine, without the help of the process.
 
-The examination finds the state of the process and the stacks of its threads.
+The examination returns the state of the process and the stacks of its threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOST = os.sep.join(host.__file__.split(os.sep)[-2:])  # end of the path of the h
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The state of a process. ``str()`` describes it in words."""
+    """The state of a process. ``str()`` returns a description in words."""
 
     state: str  # the kernel's letter, T for stopped; empty for a process that has ended
     stacks: str = ""  # stacks of the threads that run calls
@@ -38,25 +38,27 @@ class ProcessState:
 
 
 def look(presence: ProcessInfo) -> ProcessState:
-    """Return the state and stacks of a process.
+    """Return the state of a process and the stacks of its threads.
 
-    A stopped process is continued so that it can write its stacks; it will be killed anyway.
+    If the process is stopped, it is continued, because only a running process can write its stacks. Call this
+    only for a process that will be killed.
     """
     state = _state(presence)
     return ProcessState(state, _stacks(presence, state) if state else "")
 
 
 def kill(presence: ProcessInfo) -> bool:
-    """Kill the process. Return whether it has ended."""
+    """Kill a worker's process. Return whether it has ended."""
     _signal(presence, signal.SIGCONT)
     _signal(presence, signal.SIGKILL)
     return _until(lambda: presence.process.alive() is False, GONE_SECONDS)
 
 
 def wait_or_kill(presence: ProcessInfo) -> bool:
-    """Wait until a process that Ray was told to end has ended; kill it if it does not end.
+    """Wait until a process ends that Ray was asked to end. If it does not end in time, kill it.
 
-    Returns whether it ended. If it were killed at once, Ray would print a message about a dead worker.
+    Returns whether it has ended. If the process were killed at once, Ray would print a message about a dead
+    worker.
     """
     return _until(lambda: presence.process.alive() is False, LEAVING_SECONDS) or kill(presence)
 
@@ -73,7 +75,7 @@ def _signal(presence: ProcessInfo, number: int) -> None:
 
 
 def _stacks(presence: ProcessInfo, state: str) -> str:
-    """Return the stacks of the threads that run a worker's method, down to that method."""
+    """Return the stacks of threads that run a worker's method, from the current line up to the method."""
     if presence.stacks < 0:
         return ""
     if state == "T":
