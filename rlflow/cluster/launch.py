@@ -1,4 +1,4 @@
-"""Start a local Ray on the loopback address for a run, or join a running Ray, and make pools in it."""
+"""Start a Ray on this machine for a run, or join a running Ray, and start pools of workers in it."""
 
 from __future__ import annotations
 
@@ -58,12 +58,11 @@ CLOSED_SECONDS = 5.0
 
 
 def run_folder(name: str, address: str | None) -> Path:
-    """Return the path of a run's private folder, which is not created yet.
+    """Return the path of a run's private folder, without creating the folder.
 
-    The folder is for rendezvous files and for the run's own Ray.
-
-    Raises PlanError if no folder for temporary files is safe from other users, or if paths in it would be too
-    long for Ray's sockets.
+    The folder has rendezvous files and the files of the run's own Ray. ``address``: the Ray that the run
+    joins, if any. Raises PlanError if every folder for temporary files is open to other users, or if paths in
+    the folder would be too long for Ray's sockets.
     """
     longest = 4096 if address else SOCKET - SESSION - len(f"/{private.PREFIX}{name}/{RAY}")
     try:
@@ -92,10 +91,10 @@ def start(
 ) -> Controllers:
     """Join the Ray at ``address``, or start a Ray on this machine if ``address`` is None.
 
-    A started Ray has room for ``ranks`` workers and ``commits`` bytes of in-memory checkpoints, and its files
-    are in the run's ``folder``. ``workers``: how Ray starts workers. ``seconds``: time limit to join a Ray.
-    Returns the controlling processes of the Ray. Raises PlanError if there is no Ray to join, if Ray does not
-    start, or if Ray would be open to other users.
+    A started Ray has room for ``ranks`` workers and for ``commits`` bytes of in-memory checkpoints. Its files
+    are in ``folder``. ``insecure``: whether the Ray may be open to other users. ``workers``: how Ray starts
+    workers. ``seconds``: time limit to join a Ray. Returns the controlling processes of the Ray. Raises
+    PlanError if the Ray cannot be joined or started, or if it would be open to other users.
     """
     refuse_open(insecure)
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -151,9 +150,10 @@ def _no_ray(address: str | None, found: str) -> PlanError:
 
 
 def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) -> Controllers:
-    """Join a Ray, and return its controlling processes. Raises PlanError if it is open to other users.
+    """Join the Ray at ``address``, and return its controlling processes. ``how``: arguments of ``ray.init``.
 
-    Raises OSError, RuntimeError, ValueError or RayError if no Ray can be joined.
+    Raises PlanError if the Ray is open to other users. Raises OSError, RuntimeError, ValueError or RayError
+    if it cannot be joined.
     """
     token.guard()
     limit = time.monotonic() + seconds
@@ -174,7 +174,7 @@ def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) 
 def _start_here(
     processors: int, folder: Path, commits: int, workers: WorkerStart, how: Mapping[str, Any]
 ) -> Controllers:
-    """Start a Ray on the loopback address.
+    """Start a Ray on the loopback address, and return its controlling processes.
 
     Raises OSError, RuntimeError, ValueError or RayError if that fails.
     """
@@ -205,9 +205,9 @@ def _start_here(
 
 
 def refuse_public_nodes(insecure: bool) -> None:
-    """Disconnect from a Ray that listens on public addresses, and raise PlanError.
+    """Disconnect from Ray and raise PlanError if a node of the Ray listens on a public address.
 
-    With ``insecure``, public addresses are allowed.
+    If ``insecure`` is true, public addresses are allowed.
     """
     try:
         refuse_public(dict.fromkeys(node["NodeManagerAddress"] for node in ray_nodes()), insecure)
@@ -218,9 +218,10 @@ def refuse_public_nodes(insecure: bool) -> None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Return a context in which a Ray that is started uses the address 127.0.0.1.
+    """Return a context manager. A Ray that is started inside it listens only on 127.0.0.1.
 
-    Otherwise Ray listens on all addresses, except on systems on which Ray does not support clusters.
+    Otherwise a Ray listens on all addresses of the machine, except on systems on which Ray does not support
+    clusters.
     """
     constants = sys.modules["ray._private.ray_constants"]
     before = getattr(constants, "ENABLE_RAY_CLUSTER", True)
@@ -232,26 +233,26 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _quieten() -> None:
-    """Keep Ray from printing long logs when one of its processes dies. The health monitor reports deaths."""
+    """Keep Ray from printing long logs when one of its processes dies. The health monitor reports it."""
     module = sys.modules.get("ray._private.worker")
     if hasattr(module, "print_to_stdstream"):  # in other versions of Ray, the logs are printed
         module.print_to_stdstream = lambda *words, **more: None  # type: ignore[union-attr]
 
 
 def store_bytes(commits: int) -> int:
-    """Return the size in bytes of a local Ray's object store.
+    """Return the size in bytes of the object store of a Ray on this machine.
 
-    The store has room for columns in transit, and for in-memory checkpoints if shared memory is large enough.
-    Ray writes objects that do not fit to disk.
+    The store has room for columns in transit. If shared memory is large enough, it also has room for
+    ``commits`` bytes of in-memory checkpoints. Ray writes objects that do not fit to disk.
     """
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     return max(STORE, min(STORE + commits, free * 9 // 10))
 
 
 def refuse_open(insecure: bool) -> None:
-    """Raise PlanError if RAY_AUTH_MODE turns Ray's token off.
+    """Raise PlanError if the variable RAY_AUTH_MODE turns Ray's token off, unless ``insecure`` is true.
 
-    Without a token, anyone who reaches Ray's ports can run code as this user.
+    Without a token, anyone who can reach Ray's ports can run code as this user.
     """
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode != "token" and not insecure:
@@ -265,9 +266,10 @@ def refuse_open(insecure: bool) -> None:
 
 
 def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECONDS) -> Groups:
-    """Make a placement group for each pool, with a bundle for each rank. Return the groups by pool.
+    """Reserve a placement group for each pool. Return pool → placement group.
 
-    Pools that share devices share a group. Raises PlanError if the cluster has no room within ``seconds``.
+    A group has a bundle for each rank. Pools that share devices share a group. ``gpus``: whether ranks use
+    GPUs. Raises PlanError if the cluster has no room within ``seconds``.
     """
     have = resources("cluster_resources")
     kind = "GPU" if gpus else "CPU"
@@ -291,7 +293,7 @@ def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECOND
 
 
 def reserve(bundles: Sequence[dict[str, float]], **how: Any) -> PlacementGroup:
-    """Return a placement group of these bundles. Ray places it when there is room.
+    """Request a placement group of these bundles, and return it. Ray places it when there is room.
 
     ``how``: further arguments of Ray's ``placement_group``. Raises PlanError if Ray does not answer.
     """
@@ -300,13 +302,16 @@ def reserve(bundles: Sequence[dict[str, float]], **how: Any) -> PlacementGroup:
 
 
 def release(group: PlacementGroup) -> None:
-    """Remove a placement group. If Ray does not answer, nothing happens."""
+    """Remove a placement group. If Ray does not answer, do nothing."""
     with contextlib.suppress(RayLate):
         asked(partial(remove_placement_group, group))
 
 
 def answered(call: Callable[[], T]) -> T:
-    """Make a call to Ray and return its result. Raises PlanError if Ray does not answer."""
+    """Make a call to Ray in a separate thread, and return its result.
+
+    Raises PlanError if Ray does not answer.
+    """
     try:
         return asked(call)
     except RayLate as late:
@@ -330,7 +335,7 @@ def _gone(found: str) -> PlanError:
 
 
 def _bundle(placement: Placement, names: Sequence[str], gpus: bool) -> dict[str, float]:
-    """Return the resources of a bundle, which has one rank of each of the pools."""
+    """Return the resources of a bundle that has one rank of each of these pools."""
     needs = [rank_needs(placement, name, gpus) for name in names]
     whole = {kind: sum(need.get(kind, 0.0) for need in needs) for kind in ("GPU", "CPU")}
     return {kind: float(math.ceil(amount - 1e-9)) for kind, amount in whole.items() if amount}
@@ -339,15 +344,15 @@ def _bundle(placement: Placement, names: Sequence[str], gpus: bool) -> dict[str,
 def rank_needs(placement: Placement, pool: str, gpus: bool) -> dict[str, float]:
     """Return the resources of one rank of a pool.
 
-    With GPUs, these are the rank's part of a GPU, and one CPU. Without GPUs, they are the rank's part of a
-    CPU.
+    If ``gpus`` is true, these are the rank's share of a GPU and one CPU. Otherwise, this is the rank's share
+    of a CPU.
     """
     part = float(placement.shares.get(pool, 1))
     return {"GPU": part, "CPU": 1.0} if gpus else {"CPU": part}
 
 
 def settled(groups: Groups, seconds: float) -> Groups:
-    """Wait until all groups are placed, and return them.
+    """Wait until all placement groups are placed, and return them.
 
     If a group is not placed within ``seconds``, all groups are removed and PlanError is raised.
     """
@@ -361,9 +366,9 @@ def settled(groups: Groups, seconds: float) -> Groups:
 
 
 def wait_for_room(groups: Mapping[str, PlacementGroup], seconds: float = PLACED_SECONDS) -> None:
-    """Wait until all pools are placed. This also works after the loss of a node.
+    """Wait until the placement groups of all pools are placed, also after the loss of a node.
 
-    Raises PlanError if a pool is not placed within ``seconds``.
+    Raises PlanError if a group is not placed within ``seconds``.
     """
     limit = time.monotonic() + seconds
     for name, group in groups.items():
@@ -379,7 +384,7 @@ def wait_for_room(groups: Mapping[str, PlacementGroup], seconds: float = PLACED_
 
 
 def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
-    """Wait up to ``seconds`` for the placement of a group. Return whether the group is placed.
+    """Wait up to ``seconds`` until a group is placed. Return whether it is placed.
 
     Raises PlanError if the cluster no longer knows the group.
     """
@@ -401,9 +406,9 @@ def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
 
 
 def resources(which: str) -> dict[str, float]:
-    """Return the resources of the cluster, by name.
+    """Return name → amount of the cluster's resources.
 
-    ``which``: "cluster_resources" for all resources, "available_resources" for free ones.
+    ``which``: "cluster_resources" for all resources, or "available_resources" for free resources.
     """
     return dict(answered(getattr(ray, which)))
 
@@ -411,9 +416,10 @@ def resources(which: str) -> dict[str, float]:
 def make_workers(
     setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], start: WorkerStart
 ) -> dict[str, Pool[Worker]]:
-    """Start the workers of all pools, and return the pools by name.
+    """Start the workers of all pools, and return pool name → pool.
 
-    The workers load in parallel; ``Pool.made`` waits for them.
+    ``setups``: pool name → setup of each rank. The workers load their models after this; ``Pool.made`` waits
+    for them.
     """
     pools, ways = {}, asked_of_ray(start)
     for name, ranks in setups.items():
@@ -432,7 +438,7 @@ def make_workers(
 
 
 def asked_of_ray(start: WorkerStart, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the options of a Ray actor that make Ray start its process as ``start`` describes.
+    """Return the options of a Ray actor whose process Ray must start as ``start`` describes.
 
     ``variables``: additional environment variables.
     """
@@ -443,10 +449,9 @@ def asked_of_ray(start: WorkerStart, variables: Mapping[str, str] | None = None)
 
 
 def wait_for_models(pools: Iterable[Pool[Worker]], seconds: float, controllers: Controllers) -> None:
-    """Wait until all workers have loaded their models, and open connections to them.
+    """Wait until all workers have loaded their models, then open connections to the workers.
 
-    Raises PlanError, with the worker's error, if a worker fails to load its models, and PlanError if Ray is
-    lost while waiting.
+    Raises PlanError if a worker fails to load its models, with the worker's error, or if Ray is lost.
     """
     loading = []
     for pool in pools:
@@ -475,9 +480,9 @@ def _setup_of(ranks: list[Setup], rank: int) -> tuple[bytes]:
 
 
 def rendezvous_points(groups: Mapping[str, PlacementGroup], folder: Path) -> dict[str, str]:
-    """Return the rendezvous of each pool: the path of a file within the run's folder.
+    """Return pool → rendezvous, which is the path of a file in the run's folder.
 
-    For a pool on several machines, it is only a name, because the first rank provides the address.
+    For a pool on several machines, it is only a name. The real address then comes from the pool's first rank.
     """
     names = {pool: f"{pool}-{secrets.token_hex(8)}/{RENDEZVOUS}" for pool in groups}
     return {pool: name if _is_apart(groups[pool]) else f"{folder}/{name}" for pool, name in names.items()}
@@ -488,24 +493,27 @@ def _is_apart(group: PlacementGroup) -> bool:
 
 
 def nodes_of(group: PlacementGroup) -> dict[int, str]:
-    """Return the node id of each rank."""
+    """Return the node id of each bundle of a placement group."""
     return dict(answered(partial(placement_group_table, group))["bundles_to_node_id"])
 
 
 def all_here() -> bool:
-    """Whether this machine is the only one of the Ray."""
+    """Whether all nodes of the connected Ray are on this machine."""
     return {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]} == {socket.gethostname()}
 
 
 def ray_nodes() -> list[dict[str, Any]]:
-    """Return the nodes of the connected Ray, as Ray describes them."""
+    """Return the nodes of the connected Ray, in the form of ``ray.nodes()``."""
     return list(answered(ray.nodes))
 
 
 def stop(
     pools: Mapping[str, Pool[Any]], groups: Mapping[str, PlacementGroup], watched: Sequence[WatchedWorker]
 ) -> None:
-    """End reward processes, workers and placement groups. A worker that Ray cannot end is killed."""
+    """End the processes of rewards, the workers and the placement groups of pools.
+
+    ``watched``: the workers that are killed if Ray cannot end them.
+    """
     actors = [actor for pool in pools.values() for actor in pool.actors]
     for pool in pools.values():
         pool.sockets.close()
@@ -526,10 +534,10 @@ def stop(
 
 
 def leave(controllers: Controllers) -> None:
-    """Disconnect from Ray, and end Ray if it was started here.
+    """Disconnect from Ray, and end the Ray if this process has started it.
 
-    If Ray has lost a controlling process, this process will later exit without Ray's exit handlers, because
-    they would wait for that process.
+    If Ray has lost a controlling process, this process later exits without Ray's exit handlers, because they
+    would wait for the lost process.
     """
     if controllers.lost():
         launcher.leave_at_once()

@@ -1,11 +1,11 @@
-"""Start a local Ray without processes that a run does not need.
+"""Start a Ray on this machine without the processes that a run does not need.
 
 The dashboard, the autoscaler, the log monitor and the raylet's two agents are not started. They are Python
 programs with long imports, and Ray would wait for them. The raylet also starts workers with the fork server's
-command, so Ray's runtime-env agent is not needed for each worker.
+command, so the workers do not need Ray's runtime-env agent.
 
-All of this uses private parts of Ray. If these parts differ in the installed version of Ray, Ray starts as
-usual.
+All of this uses private parts of Ray. If the installed version of Ray has different parts, Ray starts in its
+usual way.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class WorkerStart:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables of each worker."""
+        """Additional environment variables for each worker."""
         return {"OMP_NUM_THREADS": str(self.threads), "TOKENIZERS_PARALLELISM": "false"}
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Return a context in which a Ray that is started is lean.
+        """Return a context manager. A Ray that is started inside it is lean.
 
-        If the Ray has no agents, it also starts workers as this object describes.
+        If the Ray can run without agents, it also starts workers as this object describes.
         """
         services, node = sys.modules["ray._private.services"], sys.modules["ray._private.node"].Node
         if not hasattr(services, "start_ray_process") or not all(hasattr(node, name) for name in UNUSED):
@@ -74,9 +74,9 @@ class WorkerStart:
             yield
 
     def command(self, command: Sequence[str]) -> list[str] | None:
-        """Return the raylet's command with our worker command, and with stand-ins for the raylet's agents.
+        """Return the raylet's command with the fork server's worker command and stand-ins for the agents.
 
-        Returns None if the command should stay unchanged.
+        Returns None if the command must stay unchanged.
         """
         words, flags = list(command), [word.partition("=")[0] + "=" for word in command]
         if self.agents or any(flag not in flags for flag in (WORKERS, *AGENTS)):
@@ -95,18 +95,18 @@ class WorkerStart:
 
 
 def _setup_worker() -> str:
-    """Return the path of Ray's program that sets up a worker's environment before it starts the worker.
+    """Return the path of Ray's program that sets up a worker's environment before the worker starts.
 
-    The raylet needs it only for a runtime_env.
+    The raylet needs this program only for a runtime_env.
     """
     folder = os.path.dirname(os.path.abspath(str(sys.modules["ray._private.node"].__file__)))
     return os.path.join(folder, "workers", "setup_worker.py")
 
 
 def _report_no_ports(raylet: Sequence[str]) -> bool:
-    """Report, instead of the agents, that they serve no ports.
+    """Tell the raylet in place of its agents that they serve no ports. ``raylet``: the raylet's command.
 
-    Returns whether agents of this version of Ray can report their ports in files.
+    Returns False if the agents of this version of Ray do not report their ports in files.
     """
     flags, names = dict(word.partition("=")[::2] for word in raylet), sys.modules["ray._raylet"]
     if not hasattr(names, "persist_port") or not {"--session_dir", "--node_id"} <= flags.keys():
@@ -119,9 +119,9 @@ def _report_no_ports(raylet: Sequence[str]) -> bool:
 
 
 def _start_nothing(node: Any, *arguments: Any, **more: Any) -> None:
-    """Replacement for a method of Ray's node that starts a process.
+    """Do nothing, in place of a method of Ray's node that starts a process.
 
-    Sets an empty address for the dashboard.
+    Only the dashboard's address is set, to an empty text.
     """
     if "include_dashboard" in more:
         node._webui_url = ""

@@ -1,8 +1,9 @@
 """Calls to Ray that may hang, made in a separate thread.
 
 Ray's native code can wait for minutes for a controlling process that does not answer, and blocks signals
-while it waits. With a separate thread, the caller has a deadline and reacts to signals. The call that
-connects can hold the interpreter's lock all that time, so the watchdog has the same deadline.
+meanwhile. With a separate thread, the caller has a deadline and still reacts to signals. A call that connects
+to Ray may also hold the interpreter's lock during this time. The watchdog process therefore enforces the same
+deadline.
 """
 
 from __future__ import annotations
@@ -31,10 +32,9 @@ class RayLate(RuntimeError):
 
 
 class RayThread:
-    """The thread of one connection to Ray.
+    """The thread that makes all calls to one Ray.
 
-    It runs as long as the connection exists, because the kernel ends a Ray when the thread that started it
-    ends.
+    It must live as long as the connection: the kernel ends a Ray when the thread that started it ends.
     """
 
     def __init__(self) -> None:
@@ -44,9 +44,10 @@ class RayThread:
         self.stuck = False  # whether the current call has timed out
 
     def do(self, call: Callable[[], T], seconds: float) -> T:
-        """Make a call and wait at most ``seconds``. Returns or raises the result of the call.
+        """Make a call in this thread, and return its result or raise its error.
 
-        Raises RayLate after the deadline, and in every later call.
+        Raises RayLate if the call does not return within ``seconds``. After that, every later call raises
+        RayLate too.
         """
         future: Future[T] = Future()
         if not self.stuck:
@@ -61,9 +62,9 @@ class RayThread:
         return future.result()
 
     def _give_up(self) -> None:
-        """Stop waiting for the call.
+        """Stop waiting for the call, also when this process exits.
 
-        When this process exits, it must not wait for the call, as Ray's exit handler would.
+        Ray's exit handler would wait for the call, so it is removed.
         """
         self.stuck = True
         atexit.unregister(ray.shutdown)
@@ -71,7 +72,7 @@ class RayThread:
         self.end()
 
     def end(self) -> None:
-        """End the thread after all queued calls."""
+        """End the thread after the calls that are already queued."""
         self._calls.put(None)
 
     def _work(self) -> None:
@@ -92,8 +93,8 @@ _threads: list[RayThread] = []  # thread of this process's connection, if any
 def connect(call: Callable[[], T], seconds: float, late: str) -> T:
     """Make a call that connects this process to a Ray, and return its result.
 
-    Raises as ``RayThread.do`` does. If the call still holds the interpreter's lock at its deadline, the
-    watchdog prints ``late`` and ends this process with exit code 2.
+    Raises the call's error, or RayLate if it does not return within ``seconds``. If the call still holds the
+    interpreter's lock at its deadline, the watchdog prints ``late`` and ends this process with exit code 2.
     """
     disconnect()
     _threads.append(RayThread())

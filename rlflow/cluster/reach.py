@@ -1,6 +1,6 @@
-"""Check which server answers at the address of a Ray, before Ray's own code connects.
+"""Check that a Ray is at an address, before Ray's own code connects to the address.
 
-Ray's code waits for minutes if another server is at the address.
+If a different server is at the address, Ray's code waits for minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHOWN = 60  # maximum characters shown of another server's answer
 
 
 def check_speaks(address: str, seconds: float) -> str:
-    """Check which server answers at a Ray address. Return HOST:PORT if it may be Ray's controller.
+    """Check that the server at ``address`` may be Ray's controller. Return its HOST:PORT.
 
     Returns an empty text if the address has no host and port. Raises OSError if nothing answers within
     ``seconds``, or if the server is not Ray.
@@ -41,7 +41,7 @@ def check_speaks(address: str, seconds: float) -> str:
 
 
 def _answer(connection: socket.socket) -> bytes | None:
-    """Return the first bytes that arrive; None if nothing arrives in time."""
+    """Return the first bytes that arrive on the connection; None if nothing arrives in time."""
     answer = b""
     try:
         connection.sendall(GREETING)
@@ -55,7 +55,10 @@ def _answer(connection: socket.socket) -> bytes | None:
 
 
 def check_greeting(answer: bytes | None, seconds: float) -> None:
-    """Raise OSError if the answer to GREETING is not HTTP/2. None: no answer within ``seconds``."""
+    """Raise OSError if ``answer``, the server's answer to GREETING, is not HTTP/2.
+
+    None means that no answer came within ``seconds``.
+    """
     if answer is None:
         raise OSError(f"the server accepts connections but sent nothing for {seconds:g} s")
     if not answer:
@@ -68,7 +71,8 @@ def check_greeting(answer: bytes | None, seconds: float) -> None:
 class Listening:
     """Checks whether the controller (GCS) of a joined Ray accepts connections.
 
-    Call ``lost`` often; it connects every few seconds. ``address``: HOST:PORT. ``clock``: clock in seconds.
+    Call ``lost`` often; it tries to connect every few seconds. ``address``: HOST:PORT. ``clock``: a function
+    that returns the time in seconds.
     """
 
     def __init__(self, address: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,7 +80,7 @@ class Listening:
         self._looked, self._taken = clock(), clock()
 
     def lost(self) -> str | None:
-        """Return a message once the controller has accepted no connection for GONE seconds; otherwise None."""
+        """Return a message if the controller has accepted no connection for GONE seconds; otherwise None."""
         now = self._clock()
         if now - self._looked >= EVERY:
             self._looked = now
@@ -92,7 +96,7 @@ class Listening:
 
 
 def check_local() -> None:
-    """Raise OSError if processes of this machine cannot reach each other at 127.0.0.1."""
+    """Raise OSError if processes of this machine cannot connect to each other at 127.0.0.1."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             socket.create_connection(listener.getsockname(), 5.0).close()

@@ -77,8 +77,9 @@ _servers: list[Server] = []  # servers of this process; the latest used is last
 def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None:
     """Return the command that Ray starts for a worker instead of Python; None if no fork server can be used.
 
-    ``modules``: modules that the workers import. ``threads``: the number of threads of each worker. ``folder``:
-    a private folder, into which the server's address and key are written. Fork servers need Linux.
+    ``modules``: modules that the workers import. ``threads``: the number of threads of each worker.
+    ``folder``: a private folder, into which the server's address and key are written. Fork servers need
+    Linux.
     """
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return None

@@ -108,9 +108,8 @@ class Newcomers:
 class HealthMonitor:
     """A thread that requests heartbeats from every worker.
 
-    When a worker dies, the monitor kills the worker's pool, sets
-    ``death`` and ``verdict``, and ends. If Ray's raylet is lost, it sets only ``verdict``, because no worker
-    can be started again.
+    When a worker dies, the monitor kills the worker's pool, sets ``death`` and ``verdict``, and ends. If
+    Ray's raylet is lost, it sets only ``verdict``, because no worker can be started again.
     """
 
     limit: float  # seconds without a heartbeat after which a worker is killed; 0: never

@@ -1,6 +1,6 @@
-"""Jobs: classes of the user as roles on groups of Ray workers, called from an ordinary script.
+"""Jobs: your own classes as roles on groups of Ray workers, called from an ordinary Python script.
 
-This package declares roles and their resources, starts and ends them, makes typed calls to their ranks, and
-tells a rank its own place. Transport of calls is in `rlflow.cluster.rpc`, runs of flows in `rlflow.runs`, and
-launching on other machines in `rlflow.cluster.submit`.
+This package declares roles and their resources, starts and ends their ranks, calls the ranks with
+type-checked methods, and tells each rank its place in the job. Calls are sent by `rlflow.cluster.rpc`. Runs
+of flows are in `rlflow.runs`, and launches on other machines in `rlflow.cluster.submit`.
 """

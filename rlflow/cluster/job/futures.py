@@ -1,6 +1,6 @@
-"""Wait for several calls.
+"""Wait for several calls of a job.
 
-``gather`` returns all results, and ``wait`` returns the calls that end before a deadline.
+``gather`` returns all results. ``wait`` returns the calls that have ended, and the others.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def gather(*futures: Future[Any], seconds: float = ...) -> tuple[Any, ...]: ...
 
 
 def gather(*futures: Future[Any], seconds: float = SECONDS) -> tuple[Any, ...]:
-    """Return the results of all calls, in the order of the futures.
+    """Wait for all calls, and return their results in the order of the futures.
 
-    ``seconds``: the deadline for all calls together, counted from now; it replaces their own deadlines. If a
-    call fails, its error is raised as by ``Future.result``. If the deadline passes, the error names all late
-    ranks.
+    ``seconds``: one deadline for all calls together, counted from now. It replaces the deadlines of the
+    calls. If a call fails, its error is raised as by ``Future.result``. If the deadline passes, the error
+    names all late ranks.
     """
     if not futures:
         return ()
@@ -49,10 +49,11 @@ def gather(*futures: Future[Any], seconds: float = SECONDS) -> tuple[Any, ...]:
 def wait(
     futures: Sequence[Future[Any]], *, seconds: float = SECONDS, count: int | None = None
 ) -> tuple[list[Future[Any]], list[Future[Any]]]:
-    """Return two lists: the futures that have ended, with all answers or an error, and the other futures.
+    """Wait until calls end. Return two lists: the futures that have ended, and the futures that have not.
 
-    The function returns when ``count`` futures have ended (None: all), or after ``seconds``. It raises no
-    errors of calls; call ``result`` of a future to get its error.
+    A future has ended if all its answers have arrived, or if it has an error. The function returns when
+    ``count`` futures have ended (None: all of them), or after ``seconds``. It raises no error of a call;
+    ``Future.result`` does.
     """
     enough, limit = len(futures) if count is None else count, time.monotonic() + seconds
     while True:
@@ -66,6 +67,6 @@ def wait(
 
 
 def _missing(futures: Sequence[Future[Any]]) -> set[Any]:
-    """Return the references that have no answer yet."""
+    """Return the references of the futures for which no answer has arrived yet."""
     refs = list(dict.fromkeys(itertools.chain.from_iterable(future.refs for future in futures)))
     return set(refs).difference(futures[0].transport.ready(refs, 0.0)) if refs else set()

@@ -1,4 +1,4 @@
-"""The place of a rank of a job: ``here()`` in a method of its class."""
+"""The place of a rank in its job: call ``here()`` in a method of the role's class."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _here: list[Here] = []
 
 
 def here() -> Here:
-    """Return the place of the rank in whose process this is called.
+    """Return the place of the rank that runs in this process.
 
-    Raises FlowError in a process that is not a rank.
+    Raises FlowError if this process is not a rank of a job.
     """
     if not _here:
         raise FlowError(
@@ -49,9 +49,9 @@ def here() -> Here:
 
 
 def settle(place: Here, distributed: bool) -> None:
-    """Set the place of this process.
+    """Set the place that ``here()`` returns in this process.
 
-    If ``distributed``, torchrun's environment variables are set too.
+    ``distributed``: whether to set torchrun's environment variables too.
     """
     _here[:] = [place]
     if distributed:

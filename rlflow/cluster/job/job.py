@@ -1,6 +1,6 @@
-"""Job: roles that are classes of the user, the resources of their ranks, and their lifetime.
+"""Job: the roles of a job, the resources of their ranks, and the start and end of their processes.
 
-All processes start when the ``with`` block starts, and end when it ends.
+A role is a class of the user. All processes start with the ``with`` block and end with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ W = TypeVar("W")
 
 @dataclass(frozen=True)
 class JobRole:
-    """A role as it was declared."""
+    """A role as the user declared it."""
 
     needs: RoleNeeds
     kind: type
@@ -37,7 +37,7 @@ class JobRole:
 
 @dataclass(eq=False)
 class Job:
-    """Groups of workers whose roles are classes of the user.
+    """Groups of worker processes that run your own classes.
 
     ``with job:`` starts the workers. They end when the block ends, even after an error.
     """
@@ -75,13 +75,13 @@ class Job:
         env: Mapping[str, str] | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> Group[W]:
-        """Declare a role: ``ranks`` objects of a class, each in its own process. Return the group to call.
+        """Declare a role: ``ranks`` objects of the class ``kind``, each in its own process. Return its group.
 
-        ``arguments``: keyword arguments of the class. ``per_node``: number of ranks on each node (the last
-        node has the rest); 0 allows any placement. ``cpus``, ``gpus``: CPUs and GPUs of each rank, a whole
-        number or a fraction below 1. ``distributed``: whether the ranks join a torch process group before the
-        objects are made. ``env``: environment variables that override the job's. Raises FlowError for invalid
-        arguments, and PlanError for fractions that Ray cannot represent.
+        ``per_node``: number of ranks on each node (the last node gets the remaining ranks); 0 allows any
+        placement. ``cpus``, ``gpus``: CPUs and GPUs of each rank, a whole number or a fraction below 1.
+        ``distributed``: whether the ranks join a torch process group before the objects are made. ``env``:
+        environment variables that override the job's. ``arguments``: keyword arguments of the class. Raises
+        FlowError for invalid arguments, and PlanError for fractions that Ray cannot represent.
         """
         self._check_new(name, kind, ranks, per_node, arguments or {})
         _check_env(env or {})
@@ -135,10 +135,10 @@ class Job:
             ) from None
 
     def collocate(self, *groups: Group[Any]) -> None:
-        """Place roles together: rank k of each role is on the same node, and on the same GPU if any.
+        """Place roles together: rank k of all roles is on the same node, and on the same GPU if it uses one.
 
-        Roles with a number in ``gpus`` get that part of the GPU, and the other roles share the rest equally.
-        All shares are exact. Raises PlanError if the roles do not fit together.
+        A role with a fraction in ``gpus`` gets this share of the GPU. The other roles share the rest equally.
+        Raises PlanError if the roles do not fit together.
         """
         names = tuple(group.role for group in groups)
         strange = [group.role for group in groups if group.job is not self]
@@ -155,9 +155,9 @@ class Job:
         self._together.append(names)
 
     def layouts(self) -> list[Layout]:
-        """Return the layouts of all roles; collocated roles have one layout together.
+        """Return the layouts of all roles, in the order of declaration.
 
-        A layout's position is that of its first declared role.
+        Collocated roles have a common layout, in the place of the role that was declared first.
         """
         of_role = {name: names for names in self._together for name in names}
         sets = dict.fromkeys(of_role.get(name, (name,)) for name in self._roles)
@@ -200,8 +200,8 @@ class Job:
     def __enter__(self) -> Self:
         """Start the workers, and wait until their objects are made.
 
-        Raises PlanError if there is no room or an object cannot be made. In that case, all started processes
-        have ended.
+        If there is no room or an object cannot be made, all started processes are ended and PlanError is
+        raised.
         """
         if self._started is not None or not self._roles:
             raise _misuse(
@@ -234,7 +234,7 @@ class Job:
         self._over.close()
 
     def pool(self, role: str) -> Pool[Any]:
-        """Return the ranks of a role. Raises FlowError if the job is not running."""
+        """Return the pool of a role. Raises FlowError if the job is not running."""
         if self._started is None:
             raise _misuse(
                 "job-runs",

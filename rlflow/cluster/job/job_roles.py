@@ -1,6 +1,6 @@
-"""Group: the ranks of a role, and typed calls to them.
+"""Group: the ranks of a role, with type-checked calls.
 
-Type checkers know the class, its methods and their arguments.
+Type checkers know the class of the role, its methods and their arguments.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ GROUP = "model"  # the one thread of a rank that runs the user's methods
 
 
 class Workers(Protocol):
-    """The provider of a role's ranks: the job."""
+    """What a group needs from its job: the pools of its roles."""
 
     def pool(self, role: str) -> Pool[Any]:
-        """Return the ranks of a role. Raises FlowError before the job has started and after it has ended."""
+        """Return the pool of a role. Raises FlowError before the job has started and after it has ended."""
 
 
 @dataclass(frozen=True)
 class Group(Generic[W]):
-    """The ranks of a role with the class ``kind``.
+    """The ranks of a role, which are objects of the class ``kind``.
 
-    Calls to one rank run one after another, in the order in which they were made. Calls to different ranks
-    and roles run in parallel. Every call returns a future immediately. Misuse raises a FlowError at the line
-    of the call, before anything is sent. ``seconds`` in a call replaces the group's deadline.
+    Every call returns a future immediately. A rank runs its calls one after another, in the order in which
+    they were made. Different ranks and roles run in parallel. A wrong call raises FlowError at the line of
+    the call, before anything is sent. Each call accepts ``seconds``, which replaces the group's deadline.
     """
 
     job: Workers
@@ -62,10 +62,10 @@ class Group(Generic[W]):
     by_group: bool = False  # whether rows of one group stay on one rank
 
     def options(self, *, seconds: float | None = None, by_group: bool | None = None) -> Group[W]:
-        """Return a copy of the group with other options; None keeps an option.
+        """Return a copy of the group with changed options; an option that is None stays unchanged.
 
-        ``seconds``: the deadline of its calls. ``by_group``: whether ``call_batch`` keeps the rows of a group
-        on one rank.
+        ``seconds``: the deadline of calls. ``by_group``: whether ``call_batch`` sends all rows of a group to
+        the same rank.
         """
         return replace(
             self,
@@ -112,16 +112,16 @@ class Group(Generic[W]):
     def call_rank0(self, method: Callable[[W, *Ts], R], /, *args: *Ts, seconds: float) -> Future[R]: ...
 
     def call_rank0(self, method: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]  # mypy takes *args for the keyword
-        """Call a method on rank 0 only. Returns a future of its value."""
+        """Call a method on rank 0 only. Returns a future of the method's result."""
         name, seconds, pool = self._checked(method, args, keywords)
         return pool.future(name, [(0, self._sent(pool, 0, name, args, keywords))], seconds, _only)
 
     def call_each(
         self, method: Callable[[W, A], R], items: Sequence[A], *, seconds: float | None = None
     ) -> Future[list[R]]:
-        """Call a method on every rank, each with its own item from ``items``.
+        """Call a method on every rank: rank k gets ``items[k]``.
 
-        Returns a future of a list with one value per rank, in rank order.
+        Returns a future of a list with one result per rank, in rank order.
         """
         name, seconds, pool = self._checked(
             method, (None,), {"seconds": self.seconds if seconds is None else seconds}
@@ -159,9 +159,9 @@ class Group(Generic[W]):
     def call_batch(self, method: Any, batch: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]
         """Call a method that maps a batch to a batch. Each row is sent to exactly one rank.
 
-        Returns a future of a batch with the rows in their original order. Other arguments are the same on all
-        ranks. If the role has a torch group, all ranks are called; otherwise ranks without rows are not
-        called.
+        Returns a future of one batch, with the rows in their original order. ``args`` and ``keywords`` are
+        the same on all ranks. If the role has a torch process group, all ranks are called. Otherwise, only
+        ranks with rows are called.
         """
         name, seconds, pool = self._checked(method, (batch, *args), keywords)
         if not hasattr(batch, "axis"):
@@ -189,7 +189,7 @@ class Group(Generic[W]):
     def _checked(
         self, method: object, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[str, float, Pool[Any]]:
-        """Check a call. Return the name of its method, its deadline, and the ranks.
+        """Check a call. Return the name of its method, its deadline, and the pool.
 
         ``seconds`` is removed from ``keywords``. Raises FlowError if the role does not have the method, if
         the arguments do not fit, or if the job is not running.
@@ -219,7 +219,7 @@ class Group(Generic[W]):
 
 
 def method_name(kind: type, role: str, method: object) -> str:
-    """Return the name of a method of a role's class. Raises FlowError if ``method`` is something else."""
+    """Return the name of ``method``. Raises FlowError if it is not a method of the role's class ``kind``."""
     name = getattr(method, "__name__", "")
     own = sorted(
         each for each in dir(kind) if not each.startswith("_") and inspect.isfunction(getattr(kind, each))

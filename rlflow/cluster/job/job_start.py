@@ -1,6 +1,6 @@
-"""Start and end the workers of a job, on the same pools as runs.
+"""Start and end the workers of a job, on pools of the same kind as in runs.
 
-The module also has JobMember: one rank with an object of the user's class.
+JobMember is one rank with an object of the user's class.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from rlflow.processes.watchdog.beside import Watchdog
 
 @dataclass(frozen=True)
 class Seat:
-    """The message that sets up a rank."""
+    """The data that a rank gets to set itself up."""
 
     version: str  # version of the driver's rlflow
     kind: bytes  # the pickled class
@@ -57,13 +57,13 @@ class Seat:
 
 
 class JobMember:
-    """Makes the user's object on a rank and calls its methods.
+    """One rank of a job: an object of the user's class, and calls of the object's methods.
 
     The calls of a rank run one at a time, in the order in which they were made.
     """
 
     def __init__(self, seat: Seat, address: str = "") -> None:
-        """``address``: rendezvous of ranks on several machines."""
+        """Make the object that ``seat`` describes. ``address``: rendezvous of ranks on several machines."""
         guard(sys.stdout, sys.stderr)  # Ray writes these streams to files
         if seat.version != VERSION:
             raise PlanError.of(
@@ -83,7 +83,7 @@ class JobMember:
         self.instance = cloudpickle.loads(seat.kind)(**seat.arguments)
 
     def invoke(self, method: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-        """Call a method of the object, and return its result."""
+        """Call a method of the rank's object, and return its result."""
         with MARKS.during(method):
             return getattr(self.instance, method)(*args, **keywords)
 
@@ -95,7 +95,7 @@ class JobMember:
         args: tuple[Any, ...],
         keywords: Mapping[str, Any],
     ) -> RowMessage:
-        """Call a method that maps a batch to a batch, with some rows of the caller's batch.
+        """Call a method of the rank's object with the rank's rows of a batch. Return the result as a message.
 
         ``shared``: whether the caller can read this process's shared memory. Raises TypeError if the method
         does not return a batch.
@@ -110,7 +110,7 @@ class JobMember:
         return self.mailbox.message(answer, shared=shared)
 
     def close(self) -> None:
-        """Do nothing, because processes that the object has started end with this process."""
+        """Do nothing. Processes that the object has started end together with this process."""
 
 
 # Modules that the fork server of the ranks imports. Ray is not among them, because Ray must read a rank's own
@@ -120,7 +120,7 @@ IMPORTED = {"rlflow.execution.local_engine"}
 
 @dataclass(frozen=True)
 class JobOptions:
-    """Settings of a job for all its ranks."""
+    """The settings of a job that are the same for all ranks."""
 
     name: str
     address: str | None
@@ -154,7 +154,7 @@ class Started:
         self.monitor = HealthMonitor(self.options.heartbeat, self.controllers)
 
     def watch(self) -> None:
-        """Wait until all objects are made, then start to check the ranks.
+        """Wait until all objects are made, then start the health checks of the ranks.
 
         Raises PlanError if an object cannot be made, and Dead if a rank has died.
         """
@@ -172,10 +172,10 @@ class Started:
 def start(
     options: JobOptions, roles: Mapping[str, RoleStart], layouts: Sequence[Layout], over: ExitStack
 ) -> Started:
-    """Start or join a Ray, place the roles, and start their processes.
+    """Start or join a Ray, place the roles, and start their processes. Return the started job.
 
-    The processes then make their objects. ``over`` receives callbacks that end everything that was started.
-    Raises PlanError if there is no room.
+    The processes make their objects after this. ``over``: a stack that gets the callbacks that end the
+    processes and the Ray. Raises PlanError if there is no room.
     """
     if options.address is None:
         check_room(layouts, [this_machine(layouts)])
@@ -213,9 +213,9 @@ def _processors(layouts: Sequence[Layout]) -> int:
 
 
 def this_machine(layouts: Sequence[Layout]) -> dict[str, float]:
-    """Return the resources of a Ray that is started on this machine: its GPUs, and enough CPUs for the job.
+    """Return the resources for a Ray on this machine: the machine's GPUs, and enough CPUs for the job.
 
-    There may be more CPUs than processors, because processes can share processors.
+    The number of CPUs may be larger than the machine's, because processes can share processor cores.
     """
     return {"CPU": max(_processors(layouts), os.cpu_count() or 1), "GPU": torch.cuda.device_count()}
 
@@ -225,9 +225,9 @@ def this_machine(layouts: Sequence[Layout]) -> dict[str, float]:
 
 
 def _place(groups: dict[str, PlacementGroup], layouts: Sequence[Layout]) -> None:
-    """Reserve the bundles of each layout, and store them in ``groups`` by role.
+    """Reserve a placement group for each layout, and store it in ``groups`` under each of its roles.
 
-    Raises PlanError if there is no room; ``groups`` then has the bundles that were already reserved.
+    Raises PlanError if there is no room. ``groups`` then has the placement groups that were already reserved.
     """
     for layout in layouts:
         labels = _nodes_for(layout)
@@ -241,10 +241,11 @@ def _place(groups: dict[str, PlacementGroup], layouts: Sequence[Layout]) -> None
 
 
 def _nodes_for(layout: Layout) -> list[str]:
-    """Return the node of each bundle if ``per_node`` is set, otherwise an empty list.
+    """Return the node for each bundle of a layout; an empty list if ``per_node`` is not set.
 
-    Each block of bundles gets its own node. To find the nodes, Ray places bundles as large as a block. Each
-    rank still gets its own bundle, so that ranks that share a GPU are on the same one.
+    Each block of ``per_node`` bundles needs its own node. To find the nodes, this function lets Ray place
+    bundles as large as a block. The ranks themselves get single bundles, so that ranks that share a GPU get
+    the same GPU.
     """
     blocks = layout.blocks()
     if not blocks:
@@ -272,7 +273,7 @@ def _pool(
     need: Mapping[str, float],
     starting: WorkerStart,
 ) -> Pool[JobMember]:
-    """Start the processes of a role."""
+    """Start the processes of a role, and return their pool."""
     ranks = group.bundle_count
     nodes = launch.nodes_of(group)
     places = seated(
@@ -315,9 +316,9 @@ def _seat(seats: Sequence[Seat], rank: int) -> tuple[Seat]:
 
 
 def seated(first: Here, nodes: Sequence[str]) -> list[Here]:
-    """Return the place of each rank.
+    """Return the place of each rank of a role.
 
-    ``first``: the part that is common to all places. ``nodes``: the node of each rank.
+    ``first``: the fields that all places have in common. ``nodes``: the node of each rank.
     """
     order = list(dict.fromkeys(nodes))
     return [
@@ -337,9 +338,9 @@ def seated(first: Here, nodes: Sequence[str]) -> list[Here]:
 
 
 def by_value(kind: type) -> bytes:
-    """Return a pickle of a user's class that can be loaded in a process without the class's module.
+    """Return a pickle of a class that another process can load without the class's module.
 
-    Classes of installed packages are pickled by name.
+    Classes of installed packages are pickled by name, so the other process needs the package.
     """
     module = sys.modules.get(kind.__module__)
     path = str(getattr(module, "__file__", None) or "")
@@ -356,10 +357,9 @@ def by_value(kind: type) -> bytes:
 
 
 def wait_until_made(pools: Mapping[str, Pool[JobMember]], seconds: float, controllers: Controllers) -> None:
-    """Wait until all objects are made.
+    """Wait until the objects of all ranks are made.
 
-    Raises PlanError, with the rank's error, if an object cannot be made, and PlanError if Ray is lost while
-    waiting.
+    Raises PlanError if an object cannot be made, with the rank's error, or if Ray is lost.
     """
     making = []
     for pool in pools.values():

@@ -1,7 +1,7 @@
-"""The resources of a job's ranks, and their placement in bundles of CPUs and GPUs. Nothing is started here.
+"""Resources of a job's ranks, and their placement in bundles of CPUs and GPUs. This module starts nothing.
 
-Ray counts parts of a device in ten-thousandths. This module uses the same unit as integers, so that shares
-add up exactly.
+Ray counts fractions of a device in ten-thousandths. This module uses integers of the same unit, so that the
+shares add up exactly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Need(NamedTuple):
     gpus: int
 
     def resources(self) -> Bundle:
-        """Return the resources in Ray's form."""
+        """Return the resources by Ray's names."""
         return {name: parts / GRAIN for name, parts in (("CPU", self.cpus), ("GPU", self.gpus)) if parts}
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class RoleNeeds:
-    """A role as it was declared."""
+    """The resources of a role as the user declared them."""
 
     name: str
     ranks: int
@@ -49,7 +49,10 @@ class RoleNeeds:
 
 @dataclass(frozen=True)
 class Layout:
-    """The bundles of roles that are placed together. Bundle k has room for rank k of each role."""
+    """The bundles of one or more roles that are placed together.
+
+    Bundle k has the resources for rank k of each role.
+    """
 
     needs: Mapping[str, Need]  # role → the part of a bundle that its rank uses
     bundle: Need
@@ -57,7 +60,7 @@ class Layout:
     per_node: int = 0
 
     def blocks(self) -> list[int]:
-        """Return the number of bundles on each node; [] if any placement is allowed."""
+        """Return the number of bundles on each node; [] if Ray may choose the placement."""
         if not self.per_node:
             return []
         whole, rest = divmod(self.ranks, self.per_node)
@@ -65,9 +68,9 @@ class Layout:
 
 
 def parts(amount: float | Fraction, what: str) -> int:
-    """Convert an amount of devices to ten-thousandths.
+    """Return an amount of a device in ten-thousandths. ``what``: the start of an error message.
 
-    Raises PlanError for an amount that Ray cannot represent, or for a fraction above 1.
+    Raises PlanError if the amount is negative, has more than four decimals, or is a fraction above 1.
     """
     exact = Fraction(str(amount)) if isinstance(amount, float) else Fraction(amount)
     count = exact * GRAIN
@@ -83,19 +86,19 @@ def parts(amount: float | Fraction, what: str) -> int:
 
 
 def counted(amount: int, name: str) -> str:
-    """Return an amount in ten-thousandths as text, such as ``2 CPUs`` or ``0.5 GPU``."""
+    """Return an amount in ten-thousandths of a device as text, such as ``2 CPUs`` or ``0.5 GPU``."""
     number = f"{Fraction(amount, GRAIN).limit_denominator(GRAIN).__float__():.4f}".rstrip("0").rstrip(".")
     return f"{number} {name}{'s' if amount > GRAIN else ''}"
 
 
 def shares(whole: int, count: int) -> list[int]:
-    """Return ``count`` integer shares of ``whole`` that differ by at most one and add up to ``whole``."""
+    """Return ``count`` integers that add up to ``whole`` and differ by at most one."""
     share, over = divmod(whole, count)
     return [share + (number < over) for number in range(count)]
 
 
 def laid(roles: Sequence[RoleNeeds]) -> Layout:
-    """Return the layout of a single role, or of collocated roles.
+    """Return the layout of one role, or of several collocated roles.
 
     Raises PlanError if the roles cannot be placed together.
     """
@@ -130,9 +133,9 @@ def _check_ranks(roles: Sequence[RoleNeeds]) -> None:
 
 
 def _gpus(roles: Sequence[RoleNeeds]) -> list[int]:
-    """Return each role's part of the GPU that rank k of all roles shares.
+    """Return for each role its share of a GPU, in ten-thousandths, if rank k of all roles uses the same GPU.
 
-    Roles with a given part get that part, and the others share the rest equally.
+    Roles with a fraction in ``gpus`` get this share. The other roles share the rest equally.
     """
     wants = [role.gpus for role in roles]
     if max((want or 0 for want in wants), default=0) > GRAIN:
@@ -166,9 +169,10 @@ def _gpus(roles: Sequence[RoleNeeds]) -> list[int]:
 
 
 def check_room(layouts: Iterable[Layout], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Raise PlanError if the layouts do not fit on nodes with these resources, even without other jobs.
+    """Raise PlanError if empty nodes with these resources have no room for the layouts.
 
-    All layouts are checked together, and each by itself.
+    The function checks the sum of all layouts against the sum of all nodes, and each single layout against
+    the nodes. ``nodes``: the resources of each node.
     """
     layouts = list(layouts)
     have = [Need(round(node.get("CPU", 0) * GRAIN), round(node.get("GPU", 0) * GRAIN)) for node in nodes]
@@ -198,7 +202,7 @@ def _fits(layout: Layout, nodes: Sequence[Need]) -> bool:
 
 
 def _times(bundle: Need, node: Need, most: int) -> int:
-    """Return how many bundles fit on a node, up to ``most``."""
+    """Return how many bundles fit on a node, but at most ``most``."""
     return min([most, *(have // need for have, need in zip(node, bundle, strict=True) if need)])
 
 

@@ -1,4 +1,4 @@
-"""Ray's transport: a rank is an actor in its own process, and an answer is an object in Ray's store."""
+"""Ray's transport: each rank is an actor in its own process, and its answers are objects in Ray's store."""
 
 from __future__ import annotations
 
@@ -31,70 +31,70 @@ SECONDS = 300.0  # time limit for Ray to deliver an answer that has arrived
 
 @_actor(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)
 class RayHost(host.Host):
-    """A host in its own process.
+    """The host of a rank that is a Ray actor, in its own process.
 
-    Ray never restarts it, because a restart would silently lose the object's state.
+    Ray never restarts the actor, because a restart would lose the object's state without a message.
     """
 
     watchdog: Any = None
 
     def make(self, kind: Callable[..., Any], *args: Any) -> None:
-        """Make the object.
+        """Make the rank's object, ``kind(*args)``.
 
-        The constructor does not do this, because Ray does not report an error of a constructor unchanged.
+        This is not done in the constructor, because Ray changes the errors of constructors.
         """
         process_tag.die_with_raylet()
         self.watchdog = beside.for_worker()
         super().make(kind, *args)
 
     def meet(self, name: str | None, insecure: bool) -> str:
-        """Listen on the first rank of a pool on several machines, and return the rendezvous address.
+        """Open the rendezvous of a pool on several machines, on its first rank. Return the address.
 
-        ``name``: network interface, or None. Raises PlanError like ``interfaces.chosen``.
+        ``name``: the network interface, or None. Raises PlanError like ``interfaces.chosen``.
         """
         return group.listen(own_interface(name, insecure))
 
     def present(self) -> pulse.ProcessInfo:
-        """Return information about the process of this worker, for the health monitor."""
+        """Return information about this worker's process, for the health monitor."""
         return pulse.ProcessInfo(Process.this(), ray.get_runtime_context().get_node_id(), show_stacks())
 
     def beat(self) -> tuple[tuple[str, float], ...]:
-        """Answer a heartbeat with (activity, seconds) of each thread that has an activity."""
+        """Answer a heartbeat. Return (activity, seconds) for each thread that has an activity."""
         return pulse.MARKS.now()
 
     def listen(self, key: bytes) -> str:
-        """Accept frames over sockets from a process that has the key. Returns the name of the socket."""
+        """Accept frames over sockets from processes that have the key. Return the name of the socket."""
         return listen(key, self._run)
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """Return a context that contains a call's exceptions, and reports the call to the watchdog."""
+        """Return a context manager for a call: it contains exceptions and reports to the watchdog."""
         with self.watchdog.heartbeat_page.during("", 0, math.inf), super()._contained():
             yield
 
 
 class RayTransport:
-    """Calls actors of Ray."""
+    """Transport that calls ranks which are Ray actors."""
 
     def starter(self, rank: Any, method: str, group: str, answers: Answers) -> Callable[..., Any]:
-        """Return a function that starts a method of a rank. See ``RankTransport.starter``."""
+        """Return a function that starts ``method`` on a rank. See ``RankTransport.starter``."""
         start: Callable[..., Any] = (
             getattr(rank, method).options(concurrency_group=group, num_returns=answers).remote
         )
         return start
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
-        """Wait up to ``seconds`` for answers; with ``first``, for one.
+        """Wait up to ``seconds`` for all answers, or with ``first`` for one answer.
 
-        Return the references that have answers.
+        Returns the references whose answers have arrived.
         """
         found = ray.wait(list(refs), num_returns=1 if first else len(refs), timeout=seconds)
         return list(found[0])
 
     def values(self, refs: Sequence[Any], seconds: float) -> list[Any] | None:
-        """Return the answers when all have arrived; None after ``seconds``.
+        """Wait for all answers, and return them; None if they do not arrive within ``seconds``.
 
-        Raises CallFailed for an error.
+        Raises CallFailed if an answer is an error.
         """
         try:
             return list(ray.get(list(refs), timeout=seconds))
@@ -104,7 +104,7 @@ class RayTransport:
             raise CallFailed from error
 
     def error(self, ref: Any) -> BaseException | None:
-        """Return the error in an answer that has arrived; None if the answer is a value."""
+        """Return the error that a call raised; None if it returned a value. The answer must have arrived."""
         try:
             ray.get(ref, timeout=SECONDS)
         except RayTaskError as error:
@@ -116,20 +116,20 @@ class RayTransport:
         return None
 
     def keep(self, value: Any) -> Any:
-        """Return a reference of a value."""
+        """Store a value in Ray's store, and return a reference to it."""
         return ray.put(value)
 
     def future(self, ref: Any) -> Future[Any]:
-        """Return a future that ends when the answer arrives."""
+        """Return a future of the answer of ``ref``."""
         coming: Future[Any] = ref.future()
         return coming
 
 
 def own_interface(name: str | None, insecure: bool) -> interfaces.Interface:
-    """Return the network interface that this worker's machine uses.
+    """Return the network interface that this worker uses.
 
-    It is the interface called ``name``; if None, the one with the route to the cluster's first machine.
-    Raises PlanError like ``interfaces.chosen``.
+    ``name``: the name of the interface; None chooses the interface with the route to the cluster's first
+    machine. Raises PlanError like ``interfaces.chosen``.
     """
     head = ray.get_runtime_context().gcs_address.rpartition(":")[0].strip("[]")
     return interfaces.chosen(name, head, insecure)
@@ -144,11 +144,11 @@ def make_pool(
     interface: tuple[Any, ...] | None = None,
     **options: Any,
 ) -> Pool[W]:
-    """Start a pool of actors in the bundles of a placement group.
+    """Start a pool of actors in the bundles of a placement group, and return it.
 
-    Each rank makes the object ``kind(*arguments(rank))``. ``Pool.made`` waits for the objects. ``interface``:
-    arguments with which ``RayHost.meet`` is called on the first rank; all ranks then get the rendezvous
-    address as an additional last argument. ``options``: further options of the actors.
+    Each rank makes the object ``kind(*arguments(rank))``; ``Pool.made`` waits for the objects. ``interface``:
+    if given, the first rank calls ``RayHost.meet`` with these arguments, and all ranks get the returned
+    rendezvous address as an additional last argument. ``options``: further options of Ray's actors.
     """
     made: Any = RayHost
     actors = []

@@ -5,11 +5,11 @@
               the count of numbers in a key if it is not 2
     payload   the buffers, each starting at a multiple of 64 bytes: the keys of the rows, then the buffers of each column
 
-The format is our own, because safetensors only stores tensors and copies them when it reads them. It has no
-ragged columns, text or column kinds, and cannot return views of memory that Ray shares between processes.
+rlflow does not use safetensors for this, because safetensors has no ragged columns, text or column kinds. It also
+copies tensors when it reads them, so it cannot return views of memory that Ray shares between processes.
 
-The place of a buffer follows from the dtypes and shapes of the buffers before it. Therefore buffers cannot
-overlap or exceed the frame.
+The place of each buffer is computed from the dtypes and shapes of the buffers before it, so buffers cannot
+overlap.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ HEAD = _PREFIX.size + _CRC.size  # start of the header
 
 
 def pack(batch: Batch) -> bytes:
-    """Return the batch as one frame.
+    """Return the batch as one frame of bytes.
 
-    The origin of rows (``Axis.parent``) is not written. Raises WireError for a dtype that the format does not
-    have (complex, quantised), and for a column that does not have the batch's rows.
+    The origin of the rows (``Axis.parent``) is not stored. Raises WireError for complex and quantised dtypes,
+    and for a column whose rows differ from the rows of the batch.
     """
     return BatchFrame(batch).written().numpy().tobytes()
 
 
 class StoredBuffer:
-    """A buffer that is not written yet.
+    """A buffer of a frame that is not written yet.
 
-    It consists either of several tensors, which are written one after another with the same dtype, or of some
-    ``rows`` of one tensor [rows, entries per row].
+    It has either several tensors of the same dtype, which are written one after another, or the ``rows`` of
+    one tensor [rows, entries per row].
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class StoredBuffer:
 
     @staticmethod
     def whole(tensor: Tensor) -> StoredBuffer:
-        """Return the buffer of one complete tensor."""
+        """Return a buffer with all entries of one tensor."""
         return StoredBuffer((tensor,), tuple(tensor.shape), tensor.dtype)
 
     def write(self, memory: Tensor) -> None:
-        """Write the entries into ``memory``, uint8 [bytes of the buffer]."""
+        """Write the buffer's entries into ``memory``, uint8 [bytes of the buffer]."""
         if not memory.numel():
             return
         out = memory.view(self.dtype).view(self.buffer.shape)
@@ -105,11 +105,11 @@ class StoredBuffer:
 
 
 class BatchFrame:
-    """A batch, or some of its rows, as bytes that are not written yet.
+    """A frame that is not written yet: a batch, or some of its rows.
 
-    ``rows``: int64, the rows to write, in this order; None: all rows. ``narrow``: int64 columns are written
-    as int32 if all their numbers fit, which halves their bytes; their kind stays int64. Raises WireError like
-    ``pack``, and with ``narrow`` also for token ids that do not fit into int32.
+    ``rows``: int64, the numbers of the rows to write, in this order; None: all rows. ``narrow``: whether an
+    int64 column is written as int32 if all its numbers fit. The kind of the column stays int64. Raises
+    WireError like ``pack``, and with ``narrow`` also for token ids that do not fit into int32.
     """
 
     def __init__(self, batch: Batch, rows: Tensor | None = None, *, narrow: bool = False) -> None:
@@ -144,7 +144,7 @@ class BatchFrame:
         return prefix + _CRC.pack(zlib.crc32(self._header, zlib.crc32(prefix))) + self._header
 
     def written(self) -> Tensor:
-        """Write the frame into new memory and return it, uint8 [nbytes]."""
+        """Write the frame into new memory, and return this memory, uint8 [nbytes]."""
         memory = torch.empty(self.nbytes, dtype=torch.uint8)
         self.write(memory)
         return memory
@@ -164,9 +164,9 @@ class BatchFrame:
 
 
 def _places(end: int, buffers: Iterable[Buffer]) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of each buffer: its first byte, and the byte after its last.
+    """Yield (start, end) for each buffer, in bytes from the start of the payload.
 
-    end: the byte after the data before the first buffer.
+    ``end``: the end of the data before the first buffer.
     """
     for buffer in buffers:
         start = end + -end % ALIGNMENT
@@ -181,7 +181,7 @@ def _form(data: Data) -> str:
 
 
 def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool) -> tuple[StoredBuffer, ...]:
-    """Return the buffers of some rows of a column over ``axis``."""
+    """Return the buffers for some rows of a column. ``rows``: their numbers; None: all rows of ``axis``."""
     if rows is not None and (
         data.lengths is None or not len(data.value) or len(data.value) < LONG * len(data.lengths)
     ):
@@ -213,10 +213,10 @@ def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool
 
 
 def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> Sequence[Tensor]:
-    """Return the entries of some rows as views of ``flat``, with one view for each run of adjacent rows.
+    """Return the entries of some rows as views of ``flat``. Adjacent rows share one view.
 
-    ``flat``: the entries of all rows, one row after another. ``lengths``: int64 [all rows]. ``rows``: row
-    numbers.
+    ``flat``: the entries of all rows, one row after another. ``lengths``: the number of entries of each row,
+    int64 [all rows]. ``rows``: the numbers of the rows to return.
     """
     starts = (lengths.cumsum(0) - lengths)[rows].numpy()
     ends = starts + lengths[rows].numpy()
@@ -235,8 +235,8 @@ def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> Sequence[Tensor]:
 def _width(name: str, kind: Kind, value: Tensor, narrow: bool) -> torch.dtype:
     """Return the dtype in which a column is written.
 
-    With ``narrow``, this is int32 for int64 columns whose numbers fit. Raises WireError for token ids that do
-    not fit.
+    With ``narrow``, this is int32 for an int64 column whose numbers all fit. Raises WireError for token ids
+    that do not fit.
     """
     if not narrow or value.dtype is not torch.int64 or kind.dtype != "int64" or not value.numel():
         return value.dtype
@@ -265,15 +265,14 @@ def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 
 def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT) -> Batch:
-    """Return the batch of a frame from ``pack``. Its rows have no origin: ``axis.parent`` is None.
+    """Return the batch in a frame that ``pack`` wrote. ``axis.parent`` of its rows is None.
 
-    The tensors are views of ``data`` and keep its memory alive. Do not write into a column, or into ``data``
-    while its columns are used. ``Batch[...]`` returns copies, and rlflow never writes into stored columns. A
-    buffer is copied if its memory is not aligned to its item size.
+    The tensors are views of ``data`` and keep it alive. Do not write into them, and do not change ``data``
+    while they are used. A buffer is copied if its memory is not aligned to its item size.
 
-    ``limit``: maximum bytes of a frame. A checksum covers the prefix and the header. A changed byte in the
-    payload changes a value, but the batch stays valid. Raises WireError if ``data`` is not a valid frame.
-    Sizes are checked against the frame before memory is allocated for them.
+    ``limit``: maximum bytes of a frame. Raises WireError if ``data`` is not a valid frame. A checksum covers
+    the prefix and the header, but not the payload: a changed byte in the payload changes a value without an
+    error. Sizes are checked before memory is allocated.
     """
     frame = _bytes_of(data)
     header, start = _opened(frame, limit)
@@ -299,7 +298,7 @@ def _bytes_of(data: bytes | bytearray | memoryview) -> memoryview:
 
 
 def _opened(frame: memoryview, limit: int) -> tuple[memoryview, int]:
-    """Check the prefix of a frame. Return the header, and the position of the payload."""
+    """Check the prefix of a frame. Return the frame's header, and the position of its payload."""
     if not HEAD <= len(frame) <= limit:
         raise WireError.of("frame", f"{len(frame)} bytes", f"{HEAD} to {limit}")
     magic, version, length, size = _PREFIX.unpack_from(frame)
@@ -322,9 +321,10 @@ def _opened(frame: memoryview, limit: int) -> tuple[memoryview, int]:
 def _laid_out(
     raw: np.ndarray[Any, np.dtype[np.uint8]], start: int, buffers: Sequence[Buffer]
 ) -> Iterator[Tensor]:
-    """Return each buffer as a tensor.
+    """Return each buffer of a payload as a tensor that shares the payload's memory.
 
-    Raises WireError immediately unless the buffers fill the frame exactly.
+    ``raw``: the frame. ``start``: the position of the payload. Raises WireError if the buffers do not fill
+    the frame exactly.
     """
     places = list(_places(start, buffers))
     start = places[-1][1]
@@ -369,14 +369,14 @@ def _decoded(name: str, blob: Tensor, offsets: Tensor) -> Iterator[str]:
 
 
 def viewed(raw: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
-    """Return bytes as a tensor that shares their memory. The tensor must not be written into."""
+    """Return bytes as a tensor that shares their memory. Do not write into the tensor."""
     return torch.from_numpy(_Lent(raw, raw.ctypes.data, raw.nbytes).array())
 
 
 class _Lent:
-    """Presents read-only memory to numpy as writable.
+    """Shows read-only memory to numpy as writable.
 
-    Torch has no read-only tensors, and warns about read-only arrays.
+    Torch has no read-only tensors, and would warn about read-only arrays.
     """
 
     def __init__(self, owner: object, start: int, size: int) -> None:

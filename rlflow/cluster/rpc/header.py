@@ -1,4 +1,4 @@
-"""The header of a frame, which describes its batch, and the checks that hold for writers and readers."""
+"""The header of a frame, which describes a batch, and checks that the writer and the reader share."""
 
 from __future__ import annotations
 
@@ -49,33 +49,33 @@ FORMS = {
 
 
 class WireError(ValueError):
-    """Bytes are not a batch of this version, or a batch cannot be written as bytes."""
+    """Error: bytes are not a batch of this version, or a batch cannot be written as bytes."""
 
     @classmethod
     def of(cls, what: str, actual: object, expected: object) -> WireError:
-        """Return an error that names the place, and the found and expected values."""
+        """Return an error that names the place ``what``, the found value and the expected value."""
         return cls(": ".join((_brief(what), f"found {_brief(actual)}, expected {expected}")))
 
 
 def _brief(value: object) -> str:
-    """Shorten part of a message and remove control characters, because the bytes may be of unknown origin."""
+    """Return a value as a short text without control characters, because the bytes may come from anywhere."""
     return printable(str(value)[:160], keep="")
 
 
 class Buffer(NamedTuple):
-    """The dtype and shape of a tensor in the payload."""
+    """The dtype and shape of one tensor in the payload of a frame."""
 
     dtype: str  # as torch prints it, without ``torch.``
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the tensor."""
+        """The number of bytes of the tensor."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 class HeaderColumn(NamedTuple):
-    """The description of a column in the header."""
+    """The description of one column in the header of a frame."""
 
     name: str
     kind: Kind
@@ -99,7 +99,7 @@ def packed(axis: Axis, columns: Sequence[HeaderColumn]) -> bytes:
 
 
 def unpacked(raw: memoryview) -> tuple[bool, tuple[int, int], list[HeaderColumn]]:
-    """Return whether rows are grouped, the shape of their keys, and the columns.
+    """Parse a header. Return whether rows are grouped, the shape of the rows' keys, and the columns.
 
     Raises WireError if the bytes are not a valid header.
     """
@@ -126,14 +126,15 @@ def unpacked(raw: memoryview) -> tuple[bool, tuple[int, int], list[HeaderColumn]
 
 
 def _with_width(decoded: Any) -> Any:
-    """Add the default count of numbers in a key to a header that does not give it."""
+    """Return a decoded header with the number of integers per row key; 2 if the header does not give it."""
     return [*decoded, KEYS] if type(decoded) is list and len(decoded) == 3 else decoded
 
 
 def _fields(what: str, value: Any, types: Sequence[Any]) -> list[Any]:
-    """Return a list after checking that it has one item of each type (True does not count as an int).
+    """Return ``value`` as a list, after checking that it has exactly one item of each type in ``types``.
 
-    Raises WireError if it does not. ``what``: the place, for the message.
+    True and False do not count as int. ``what``: the part of the header, for the message. Raises WireError if
+    an item does not fit.
     """
     if (
         type(value) is not list
@@ -172,7 +173,7 @@ def _shape_of(name: str, value: Any) -> Buffer:
 
 
 def check_kind(column: HeaderColumn) -> None:
-    """Raise WireError for dtypes, shapes or numbers of buffers that do not fit a column's kind and form."""
+    """Raise WireError if a column's dtypes, shapes or number of buffers do not fit its kind and form."""
     name, kind, form, buffers = column
     dtypes = [buffer.dtype for buffer in buffers]
     if not {kind.dtype or "bool", *dtypes} <= set(DTYPES):
@@ -218,7 +219,7 @@ def _fits(column: HeaderColumn, dtypes: Sequence[str]) -> bool:
 
 
 def check_rows(name: str, data: Data, axis: Axis) -> None:
-    """Raise WireError if a column does not have the batch's rows."""
+    """Raise WireError if the rows of a column differ from the rows of the batch."""
     subject, level = f"column {name!r}", data.kind.level
     if level is Level.SCALAR:
         _check_scalars(subject, data.value if isinstance(data.value, tuple) else (data.value,))

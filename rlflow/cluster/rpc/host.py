@@ -1,7 +1,4 @@
-"""Host: the part of a rank that is the same for every transport.
-
-A host has one object and runs the object's methods by name.
-"""
+"""Host: the part of a rank that is the same for every transport. It owns an object and runs its methods."""
 
 from __future__ import annotations
 
@@ -24,10 +21,9 @@ CALLS = frozenset({"make", "do", "_run", "do_chunks", "do_batch"})
 
 
 class Host:
-    """Has the object of a rank and runs its methods.
+    """Owns the object of a rank, and runs the object's methods by name.
 
-    A call from an earlier generation is refused if it has not started, because nobody waits for its answer
-    and the state was reset.
+    It refuses calls from an earlier generation of the pool, because nobody waits for their answers any more.
     """
 
     instance: Any = None
@@ -35,28 +31,28 @@ class Host:
     mailbox: RowMailbox | None = None  # made when it is first needed
 
     def make(self, kind: Callable[..., Any], *args: Any) -> None:
-        """Make the object: ``kind(*args)``."""
+        """Make the rank's object, ``kind(*args)``."""
         with self._contained():
             self.instance = kind(*args)
 
     def enter(self, generation: int) -> None:
-        """Set the generation number of the pool."""
+        """Set the generation number of the pool. Calls with an earlier number are refused from now on."""
         self.generation = generation
 
     def do(self, generation: int, method: str, *args: Any) -> Any:
-        """Call a method of the object and return its result.
+        """Call a method of the rank's object, and return its result.
 
-        Raises RuntimeError for a call from an earlier generation.
+        Raises RuntimeError if ``generation`` is an earlier generation of the pool.
         """
         self._check_generation(generation, method)
         with pulse.MARKS.during(method), self._contained():
             return getattr(self.instance, method)(*args)
 
     def do_run(self, *parts: Any) -> Any:
-        """Pass a frame to the object's ``run`` and return the answer.
+        """Pass a frame to the ``run`` method of the rank's object, and return the answer.
 
-        ``parts``: the frame, which starts with its generation number, then transfers. The method has this
-        signature because Ray is fastest with bytes, few arguments, and a signature with a star.
+        ``parts``: the frame, which starts with its generation number, then the transferred rows. The method
+        has this signature because Ray is fastest with bytes, few arguments, and a starred parameter.
         """
         return self._run(parts[0], *parts[1:])
 
@@ -65,29 +61,32 @@ class Host:
             return self.instance.run(self._frame(frame, "run"), *transfers)
 
     def do_chunks(self, *parts: Any) -> Iterator[Any]:
-        """Pass a frame to the object's ``run_chunks``, and yield each answer as soon as it is available."""
+        """Pass a frame to the ``run_chunks`` method of the rank's object. Yield answers as they come.
+
+        ``parts``: as in ``do_run``.
+        """
         with self._contained():
             yield from self.instance.run_chunks(self._frame(parts[0], "run_chunks"), *parts[1:])
 
     def do_batch(self, method: str, row_message: RowMessage, shared: bool) -> RowMessage:
-        """Call a method that maps a batch to a batch, and return the result as a message.
+        """Call a method of the rank's object that maps a batch to a batch. Return the result as a message.
 
-        shared: whether the caller can read this process's shared memory.
+        ``shared``: whether the caller can read this process's shared memory.
         """
         with pulse.MARKS.during(method), self._contained():
             [batch] = self._mailbox().opened([row_message])
             return self._mailbox().message(getattr(self.instance, method)(owned(batch)), shared=shared)
 
     def reaches(self, at: SharedFrame) -> bool:
-        """Whether this process can read the caller's shared memory."""
+        """Whether this process can read shared memory of the caller. ``at``: a frame in that memory."""
         return self._mailbox().reaches(at)
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """Return a context that contains the exceptions of a call.
+        """Return a context manager that contains the exceptions of a call.
 
-        A SystemExit becomes a RemoteError instead of ending this process. A child process that the call forks
-        exits instead of continuing as a worker.
+        A SystemExit becomes a RemoteError, so that it does not end this process. If the call forks this
+        process, the child exits instead of continuing as a worker.
         """
         with process_tag.here_alone():
             try:
@@ -103,9 +102,9 @@ class Host:
                 raise RemoteError(ending(error)) from None
 
     def _frame(self, frame: bytes, method: str) -> memoryview:
-        """Return the frame without its generation number.
+        """Return a frame without its generation number. ``method``: the called method, for the message.
 
-        Raises RuntimeError for a frame from an earlier generation.
+        Raises RuntimeError if the frame is from an earlier generation of the pool.
         """
         self._check_generation(int.from_bytes(frame[:GENERATION_BYTES], "little"), method)
         return memoryview(frame)[GENERATION_BYTES:]

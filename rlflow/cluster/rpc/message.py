@@ -1,8 +1,8 @@
 """Call and Answer: the messages between the driver and a worker.
 
-Both are small and contain no tensors of columns. They are msgpack of plain values, because they are made for
-each rank and call, and a pickle of dataclasses and arrays takes ten times as long. A value that may be any
-object, such as an author's settings, is pickled once per call.
+Both are small and contain no tensors of columns. They are plain values in msgpack, because each rank and call
+needs its own message, and pickling dataclasses and arrays takes ten times as long. Values that may be any
+object, such as an author's settings, are pickled once per call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ShardRows(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The source of some columns of a call's batch. All these columns have their rows in the same shards."""
+    """The shards from which a worker takes some columns of a call's batch."""
 
     columns: Sequence[tuple[str, str]]  # (name in the batch, name in the shard)
     parts: Sequence[ShardRows]  # their rows are joined one after another
@@ -48,7 +48,7 @@ class Source(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The batch of a call. The worker joins it from its shards and from transfers."""
+    """The batch of a call, as references to the worker's own shards and to transferred rows."""
 
     keys: Index | None  # int64 [rows, 2 or more]; None: the keys of the first part's shard
     grouped: bool
@@ -62,7 +62,7 @@ NOTHING = Inputs(np.zeros((0, 2), np.int64), False, ())
 
 
 class Call(NamedTuple):
-    """One operation on a worker."""
+    """A call of one operation on a worker."""
 
     op: str
     key: int  # key under which its result is stored
@@ -74,12 +74,15 @@ class Call(NamedTuple):
     row_messages: Sequence[InlineMessage] = ()
 
     def __str__(self) -> str:
-        """Describe the call as the activity of a worker."""
+        """Return a text that describes the call as an activity of the worker."""
         of = self.arguments.get("function") or self.arguments.get("role")
         return f"{self.op}{f' of {of}' if of else ''} in iteration {self.iteration}"
 
     def packed(self, arguments: bytes) -> bytes:
-        """Return the call as bytes. ``arguments``: packed by ``pickled``, the same for all ranks."""
+        """Return the call as bytes.
+
+        ``arguments``: the result of ``pickled``, which is the same for all ranks.
+        """
         keys, grouped, sources, scalars = self.inputs
         width = 0 if keys is None else keys.shape[1]
         inputs = (_raw(keys), width, grouped, [_source(source) for source in sources], _whole(scalars))
@@ -113,9 +116,9 @@ class Call(NamedTuple):
         )
 
     def rows(self, transfers: Sequence[RowMessage]) -> list[RowMessage]:
-        """Return all rows from other workers, in order.
+        """Return the messages with the rows from other workers, in the order of the call's inputs.
 
-        They are the rows inside the call, with ``transfers`` in place of missing ones.
+        Small messages are part of the call; ``transfers`` has the others.
         """
         separate = iter(transfers)
         return (
@@ -126,7 +129,7 @@ class Call(NamedTuple):
 
 
 def pickled(arguments: Mapping[str, Any]) -> bytes:
-    """Return the arguments of a call as bytes."""
+    """Return a call's arguments as bytes, for ``Call.packed``."""
     raw: bytes = cloudpickle.dumps(dict(arguments))
     return raw
 
@@ -140,12 +143,12 @@ def _scalars(frame: bytes | None) -> Mapping[str, Data]:
 
 
 def _inline(row_message: InlineMessage) -> Any:
-    """Return a message as plain values for msgpack."""
+    """Return a row message as plain values, for msgpack."""
     return row_message.tobytes() if isinstance(row_message, np.ndarray) else row_message
 
 
 def _row_message(plain: Any) -> InlineMessage:
-    """Return the message that these plain values describe."""
+    """Return the row message that ``_inline`` turned into these plain values."""
     return np.frombuffer(plain, np.uint8) if isinstance(plain, bytes) else plain and SharedFrame(*plain)
 
 
@@ -175,7 +178,7 @@ def _opened(columns: Any, parts: Any, order: bytes | None, kinds: Any, keep: int
 
 @functools.cache
 def kind_of(level: str, dtype: str | None) -> Kind:
-    """Return the kind with this level and dtype. Equal arguments return the same object."""
+    """Return the column kind with this level and dtype. Equal arguments return the same object."""
     return Kind(Level(level), dtype)
 
 
@@ -184,7 +187,7 @@ def _label(sent: str | list[str]) -> Label:
 
 
 class Answer(NamedTuple):
-    """The result of an operation."""
+    """The answer of a worker to a call."""
 
     key: int = 0  # key under which the worker stores the shard
     rows: int = 0  # rows of the shard
@@ -199,7 +202,7 @@ class Answer(NamedTuple):
     received: int = 0  # bytes of rows that came from other workers
 
     def packed(self) -> bytes | Answer:
-        """Return the answer as bytes. If it has a value, which may be large, it is returned unchanged."""
+        """Return the answer as bytes. An answer with a value, which may be large, is returned unchanged."""
         if self.value is not None:
             return self
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
@@ -225,7 +228,7 @@ class Answer(NamedTuple):
 
     @staticmethod
     def unpacked(frame: bytes | Answer) -> Answer:
-        """Return the answer that ``packed`` returned as this frame."""
+        """Return the answer that ``packed`` turned into ``frame``."""
         if isinstance(frame, Answer):
             return frame
         key, rows, columns, lengths, scalars, tallies, ran, printed, received = msgpack.unpackb(frame)
