@@ -1,8 +1,9 @@
-"""Move weights from the trainers' layout to the generators' layout, by a plan made before anything moves.
+"""Move weights from the trainers' layout to the generators' layout, according to a plan that is made before
+any weights move.
 
-The package has layouts, plans, transports, proofs and digests, for one process or for the ranks of a torch
-group. Pools, roles and the time of a transfer are elsewhere (`rlflow.cluster.weights.sharded_models`,
-`rlflow.execution.local_engine`).
+The package has layouts, plans, transports, proofs and digests. It works in one process or between the ranks
+of a torch group. `rlflow.cluster.weights.sharded_models` and `rlflow.execution.local_engine` decide when weights
+move and between which pools.
 
     source, target = join(held), join(needed)   # from the TensorShards of every rank, by tensor name
     plan = make_plan(source, target, node_of, bucket)   # pure: the same on every rank
@@ -10,17 +11,18 @@ group. Pools, roles and the time of a transfer are elsewhere (`rlflow.cluster.we
     resharder.run(version)   # after every update
     resharder.close()
 
-Names and coordinates follow the Hugging Face checkpoint, for every engine.
+For every engine, names and coordinates are those of the Hugging Face checkpoint.
 
     boxes       elements of a tensor as half-open ranges per dimension
-    layout      which rank holds which boxes of which tensor; ``kinds``: layouts that follow from shapes
-    planner     assigns every missing byte to one sender, in bounded buckets; ``transfer_plan``: the result
-    shards      pieces of live tensors: plain, DTensor, ZeRO-3
+    layout      which rank holds which boxes of which tensor; ``kinds``: layouts computed from shapes
+    planner     chooses one sender for every missing byte, in bounded buckets; ``transfer_plan``: the result
+    shards      views of the parts of live tensors: plain tensors, DTensors, ZeRO-3 partitions
     trace       where an engine's ``load_weights`` puts each tensor; ``proof``: compares with a full reload
-    transport   all-to-all over a torch group; ``segment``, ``mailbox``: shared memory; ``handles``: of GPUs
+    transport   all-to-all over a torch group; ``segment``, ``mailbox``: shared memory; ``handles``: GPU memory
     execute     runs a plan on one rank
-    verify      digests of elements, the same in any layout
+    verify      digests that do not depend on the layout
 
-``boxes``, ``layout``, ``kinds``, ``planner`` and ``transfer_plan`` do not import torch. Another transport
-implements ``transport.Transport``, or carries messages from ``Resharder.pack`` to ``Resharder.unpack``.
+``boxes``, ``layout``, ``kinds``, ``planner`` and ``transfer_plan`` do not import torch. You can add a
+transport in two ways: implement ``transport.Transport``, or carry messages from ``Resharder.pack`` to
+``Resharder.unpack``.
 """

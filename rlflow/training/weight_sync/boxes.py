@@ -1,4 +1,4 @@
-"""Boxes: sets of elements of a tensor, as half-open ranges per dimension."""
+"""Boxes: rectangular blocks of a tensor's elements, given as one half-open range per dimension."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ Box = tuple[tuple[int, int], ...]
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """Return the box of all elements of a tensor of ``shape``."""
+    """Return the box of all elements of a tensor with this shape."""
     return tuple((0, size) for size in shape)
 
 
 def lengths(box: Box) -> tuple[int, ...]:
-    """Return the number of elements along each dimension."""
+    """Return the number of elements of the box along each dimension."""
     return tuple(high - low for low, high in box)
 
 
 def volume(box: Box) -> int:
-    """Return the number of elements; 1 for the box of a scalar."""
+    """Return the number of elements of the box. The box of a scalar has 1."""
     return math.prod(max(0, high - low) for low, high in box)
 
 
 def overlap(one: Box, other: Box) -> Box:
-    """Return the box of the elements that both boxes have. If they have none in common, its volume is 0."""
+    """Return the box of the elements that are in both boxes. If there are none, its volume is 0."""
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
@@ -41,8 +41,8 @@ def contains(outer: Box, inner: Box) -> bool:
 
 
 def flat_boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
-    """Return the elements ``start`` to ``stop`` in row-major order as at most 2 ndim - 1 boxes. Each box is
-    contiguous in that order."""
+    """Return boxes that together have the elements ``start`` to ``stop`` (exclusive) of a tensor in row-major
+    order. There are at most 2 ndim - 1 boxes. Each box is contiguous in row-major order."""
     if stop <= start:
         return []
     if len(shape) <= 1:
@@ -62,7 +62,7 @@ def _in_row(shape: Sequence[int], row: int, start: int, stop: int) -> list[Box]:
 
 
 def chunk(size: int, index: int, parts: int) -> tuple[int, int]:
-    """Return the (start, stop) of chunk ``index`` of ``torch.chunk``: each chunk has ceil(size / parts)
-    elements; the last chunks are shorter or empty."""
+    """Return the (start, stop) of chunk ``index`` if ``size`` elements are divided into ``parts`` chunks as
+    by ``torch.chunk``. Each chunk has ceil(size / parts) elements; the last chunks are shorter or empty."""
     step = -(-size // parts)
     return min(index * step, size), min((index + 1) * step, size)

@@ -1,6 +1,7 @@
-"""Exchange plain values between ranks over their group: lengths first, then JSON, with limits and checks.
+"""Exchange JSON values between the ranks of a torch group, with limits and checks.
 
-The sockets of a group are not authenticated, so nothing here unpickles what they deliver."""
+The sockets of a group are not authenticated. Received data are therefore never unpickled.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ T = TypeVar("T")
 
 
 def exchange(own: T, kind: TypeAdapter[T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Return the ``own`` values of all ranks of the group, in rank order (an all-gather).
+    """Send this rank's value ``own`` to all ranks of the group, and return the values of all ranks in rank
+    order (an all-gather).
 
-    Every rank of the group must call it. Raises TransferError for a value that is too long or not of
-    ``kind``."""
+    Every rank of the group must call this. Raises TransferError if a value is longer than LARGEST bytes or
+    does not have the type ``kind``.
+    """
     return [_decoded(rank, raw, kind) for rank, raw in enumerate(_gathered(kind.dump_json(own), group))]
 
 

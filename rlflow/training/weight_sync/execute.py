@@ -1,4 +1,5 @@
-"""Run a transfer plan on one rank: bind it once to the rank's live memory, and run it after every update."""
+"""Run a transfer plan on one rank. The plan is bound once to the rank's live memory, and runs after every
+update."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from rlflow.training.weight_sync.verify import Verifier
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """Pairs of tensors to copy within this rank, bound to their memory."""
+    """Pairs of tensors of this rank: a source and the destination to which it is copied."""
 
     into: list[Tensor]
     out_of: list[Tensor]
 
     @staticmethod
     def of(pairs: Iterable[tuple[Tensor, Tensor]]) -> Copies:
-        """Build copies from (destination, source) pairs."""
+        """Return the copies for (destination, source) pairs."""
         pairs = list(pairs)
         return Copies([into for into, _ in pairs], [out_of for _, out_of in pairs])
 
@@ -40,10 +41,10 @@ class Resharder:
     """Moves weights from the ``source`` views of all ranks to the ``target`` views of all ranks. Every rank
     makes its own Resharder from the same plan, and calls the same methods in the same order.
 
-    source: the views that this rank holds. target: the views that it must fill. Both stay bound; if memory
-    moves, make a new Resharder or call ``relocate``. buffers: with 2, a bucket is packed while the previous
-    bucket is sent; 1 takes half the memory. verify_every: digests of all ranks are compared once in this many
-    runs (0: never).
+    source: views of the weights that this rank holds. target: views of the memory that it must fill. If this
+    memory moves, call ``relocate`` (for ``source``) or make a new Resharder. buffers: with 2, the next bucket
+    is packed while a bucket is sent; 1 takes half the memory. verify_every: digests are compared after every
+    such number of runs; 0 means never.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class Resharder:
     # --------------------------------------------------------------------------------------------------------
 
     def run(self, version: int) -> None:
-        """Copy the trainers' weights to every destination. Raises TransferError if ranks have different
-        versions, if the number of received bytes differs from the plan, or if a digest differs."""
+        """Copy the trainers' current weights to every destination. ``version``: the version of these weights.
+        Raises TransferError if ranks have different versions, if the number of received bytes differs from
+        the plan, or if a digest differs."""
         before = self.transport.received
         if self.rounds:
             self._exchange(version)
@@ -102,7 +104,7 @@ class Resharder:
         self.transport.start(self._slot, self.rounds[index])
 
     def _take(self, index: int) -> None:
-        """Wait for bucket ``index``, start the bucket after it, and unpack bucket ``index``."""
+        """Wait until bucket ``index`` has arrived, start the next bucket, and unpack bucket ``index``."""
         more, slot = index + 1 < len(self.rounds), self._slot
         self.transport.wait()
         if more and self.buffers > 1:
@@ -120,11 +122,12 @@ class Resharder:
             )
 
     def verify(self) -> None:
-        """Compare digests of all destinations with the trainers' digests. Every rank must call it."""
+        """Compare the digests of all destinations with the digests of the trainers' weights. Every rank must
+        call this. Raises TransferError if they differ."""
         self.verifier.check(self.transport.total)
 
     def close(self) -> None:
-        """Release the bound memory and close the transport. The Resharder cannot be used afterwards."""
+        """Release the bound memory and close the transport. The Resharder cannot be used after this."""
         self._bound.clear()
         self.transport.close()
 
@@ -132,13 +135,13 @@ class Resharder:
     # -------------------------------------------------------------------
 
     def copy_local(self) -> None:
-        """Copy the elements that this rank both needs and holds."""
+        """Copy the elements that this rank both holds and needs."""
         self._local.make()
 
     def pack(self, index: int) -> dict[int, Tensor]:
-        """Pack bucket ``index`` into messages, uint8. Ranks that get the same elements share one message,
-        stored under the first of these ranks (``Round.first``). The memory is reused ``buffers`` buckets
-        later."""
+        """Pack bucket ``index`` and return receiving rank → message, uint8. Ranks that need the same elements
+        share one message, stored under the first of these ranks (``Round.first``). The memory of a message is
+        reused for the bucket that follows ``buffers`` buckets later."""
         bucket, slot = self.rounds[index], index % self.buffers
         if (index, slot, True) not in self._bound:
             departures = self._departures(bucket, self.transport.outbox(slot), set(bucket.first.values()))
@@ -148,15 +151,15 @@ class Resharder:
         return {peer: parts[peer] for peer in dict.fromkeys(bucket.first.values())}
 
     def relocate(self, source: Mapping[str, TensorViews]) -> None:
-        """Bind to new memory of this rank's shards. The boxes must equal the boxes of the plan."""
+        """Use ``source`` as the new memory of this rank's shards. Its boxes must be those of the plan."""
         _check_bound(self.plan, self.rank, source, self.target)
         self.source, self.verifier = source, Verifier(self.plan, self.rank, source, self.target)
         self._bound.clear()
         self._local = self._own()
 
     def unpack(self, index: int, messages: Mapping[int, Tensor]) -> None:
-        """Unpack bucket ``index`` from the messages by sender. Raises TransferError if a message is missing
-        or has another length."""
+        """Unpack bucket ``index`` into the destinations. ``messages``: sending rank → message. Raises
+        TransferError if a message is missing or has an unexpected length."""
         expected = {peer: size for peer, size in enumerate(self.rounds[index].received) if size}
         if (sizes := {peer: message.numel() for peer, message in messages.items()}) != expected:
             raise TransferError(
@@ -166,8 +169,8 @@ class Resharder:
         Copies.of(self._arrivals(self.rounds[index], messages)).make()
 
     def finish(self, version: int, received: int) -> None:
-        """End a transfer, with the number of bytes ``received`` from other ranks. Raises TransferError if it
-        differs from the plan."""
+        """End a transfer of weights of this version. ``received``: the number of bytes that this rank
+        received from other ranks. Raises TransferError if this number differs from the plan."""
         if received != (expected := int(self.plan.stats.inbound[self.rank])):
             raise TransferError(f"rank {self.rank} received {received} bytes, the plan says {expected}")
         self.version, self.runs = version, self.runs + 1
@@ -193,7 +196,8 @@ class Resharder:
     def _departures(
         self, bucket: Round, outbox: Tensor, to: Container[int] | None = None
     ) -> Iterable[tuple[Tensor, Tensor]]:
-        """Pair each sent element's place in the outbox with its source. to: ranks to pack for; None: all."""
+        """Yield (place in the outbox, source) for each box that this rank sends in the bucket. to: ranks to
+        pack for; None for all."""
         flat = outbox[: sum(bucket.sent)].view(getattr(torch, bucket.dtype))
         for view, leg in zip(_views(flat, bucket.sends), bucket.sends, strict=True):
             if to is None or leg.peer in to:
@@ -207,7 +211,7 @@ class Resharder:
                 yield from ((piece.at(leg.box), view) for piece in self.target[leg.name].around(leg.box))
 
     def _own(self) -> Copies:
-        """Return the copies of elements that this rank both needs and holds."""
+        """Return the copies of the elements that this rank both holds and needs."""
         return Copies.of(
             pair for name, box in self.plan.local(self.rank) for pair in self._straight(name, box)
         )
@@ -220,7 +224,7 @@ class Resharder:
 
 
 def _views(flat: Tensor, legs: Sequence[Leg]) -> Iterable[Tensor]:
-    """Return the view of each box in a message."""
+    """Yield a view of each box's elements in the flat message, in the shape of the box."""
     sizes = [volume(leg.box) for leg in legs]
     return (
         (part.view(lengths(leg.box)) for part, leg in zip(torch.split(flat, sizes), legs, strict=True))

@@ -1,10 +1,10 @@
-"""Share GPU memory between the processes of one machine (CUDA IPC). Each rank packs into a buffer on its own
-device. The other ranks copy directly from this buffer, on the same device or across devices.
+"""Share GPU memory between the processes of one machine (CUDA IPC). Each rank packs its messages into a
+buffer on its own device. The other ranks copy directly from this buffer, from the same or another device.
 
-torch opens the buffers of other processes, as ``torch.multiprocessing`` does for tensors. A buffer is freed
-after its owner and all openers have closed it, or when its owner's process ends. torch frees such buffers
-when it closes a different buffer or when memory is short. It counts openers in a small file in /dev/shm,
-which the last process removes. The file stays if all processes are killed.
+torch opens the buffers of other processes, as ``torch.multiprocessing`` does for tensors. torch can free a
+buffer after its owner and all openers have closed it, or when its owner's process ends. It frees such buffers
+when it closes another buffer or when memory is short. torch counts the openers in a small file in /dev/shm.
+The last process removes this file. If all processes are killed, the file stays.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ OFFER = TypeAdapter(tuple[str, str, str])
 
 
 class Handles(Segment):
-    """A transport through shared GPU memory. group: the ranks, all on one machine, with gloo for tensors on
-    the host. device: the device of this rank's buffer.
+    """A transport through shared GPU memory. group: the ranks, all on one machine; collectives use gloo on
+    the CPU. device: the device of this rank's buffer.
 
-    A device runs asynchronously. Each rank therefore waits for its own device before it reports to the others
-    that a bucket is packed or read.
+    A device runs asynchronously. Each rank therefore waits for its own device before it reports to other
+    ranks that it has packed or read a bucket.
     """
 
     name = "handles"
@@ -43,8 +43,9 @@ class Handles(Segment):
         self.device = torch.device(device)
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Make and open the buffers. Raises PlanError on all ranks if they are on several machines, or if a
-        buffer cannot be made or opened."""
+        """Allocate this rank's buffers and open the buffers of the other ranks. send: bytes of the largest
+        outgoing bucket. slots: number of buckets in the buffer. Raises PlanError on all ranks if they are on
+        several machines, or if a buffer cannot be made or opened."""
         self._slots = slots
         size = HEAD + slots * (-(-send // HEAD) * HEAD)
         memory, handles, problem = self._own_buffer(size)
@@ -59,8 +60,9 @@ class Handles(Segment):
             raise
 
     def _own_buffer(self, size: int) -> tuple[Tensor | None, list[bytes], str]:
-        """Return this rank's buffer, one handle of the buffer for each other rank (torch counts each opener),
-        and the problem, "" if there is none."""
+        """Return this rank's buffer of ``size`` bytes, one handle of the buffer for each rank, and a
+        description of the problem, "" if there is none. Each rank gets its own handle, because torch counts
+        openers."""
         try:
             memory = torch.empty(size, dtype=torch.uint8, device=self.device)
             return (
@@ -76,16 +78,18 @@ class Handles(Segment):
             return None, [], _line(error)
 
     def _swapped(self, handles: list[bytes], name: str) -> list[bytes]:
-        """Return the handle for this rank from each rank. Handles are pickles, so they are exchanged through
-        the group's rendezvous store, which on one machine is a file that only this user can access. Sockets
-        are open to other users."""
+        """Send each rank its handle, and return the handles for this rank in rank order.
+
+        Handles are pickles, so they are exchanged through the group's rendezvous store. On one machine, this
+        store is a file that only this user can access. Sockets are open to other users.
+        """
         store: Any = cast("Any", dist).distributed_c10d._get_default_store()
         for rank, handle in enumerate(handles):
             store.set(f"rlflow/handles/{name}/{self.rank}/{rank}", handle)
         return [store.get(f"rlflow/handles/{name}/{rank}/{self.rank}") for rank in range(self.ranks)]
 
     def _opened(self, memory: Tensor | None, handles: list[bytes]) -> str:
-        """Open the buffers of all other ranks; return the problem, "" if there is none."""
+        """Open the buffers of all other ranks. Returns a description of the problem, "" if there is none."""
         assert memory is not None
         try:
             self._memory = [
@@ -102,7 +106,7 @@ class Handles(Segment):
         super().wait()
 
     def release(self) -> None:
-        """Wait until all ranks have read the bucket, so that its memory can be written again."""
+        """Wait until all ranks have read the bucket, so that its memory can be reused."""
         self._settle()
         super().release()
 
@@ -119,7 +123,8 @@ class Handles(Segment):
 
 
 def check_shared(problems: Mapping[int, str]) -> None:
-    """Raise PlanError if a rank cannot share memory. problems: rank → problem, "" if there is none."""
+    """Raise PlanError if any rank cannot share GPU memory. problems: rank → description of the problem, "" if
+    there is none."""
     lines = [f"rank {rank}: {problem}" for rank, problem in problems.items() if problem]
     if lines:
         raise PlanError.of(
@@ -133,5 +138,5 @@ def check_shared(problems: Mapping[int, str]) -> None:
 
 
 def _line(error: Exception) -> str:
-    """Return the first line of a library's error; CUDA's errors have many lines."""
+    """Return the first line of an error message, because CUDA's errors have many lines."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

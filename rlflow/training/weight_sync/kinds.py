@@ -1,4 +1,5 @@
-"""Layouts computed from shapes and a kind of sharding, for plans that are made before anything is loaded."""
+"""Compute layouts from tensor shapes and a kind of sharding, for plans that are made before anything is
+loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Dim = Callable[[str, tuple[int, ...]], int | None]
 
 @dataclass(frozen=True)
 class Cut:
-    """Divide tensors along a dimension as ``torch.chunk`` does."""
+    """A division of tensors along one dimension, as by ``torch.chunk``, with the number of the chunk that
+    each rank holds."""
 
     place: Sequence[int]  # the number of each rank's chunk, below ``parts``
     parts: int
@@ -23,8 +25,11 @@ class Cut:
 
 
 def sharded(shapes: Shapes, dtype: str, cuts: Sequence[Cut], ranks: int = 0) -> WeightLayout:
-    """Return the layout of tensors under several cuts. Each cut divides the pieces of the previous cut: first
-    tensor parallelism, then FSDP, as on a 2-D mesh. Without cuts, tensors are replicated over ``ranks``."""
+    """Return the layout of tensors after several divisions. ``shapes``: tensor name → shape.
+
+    Each cut divides the pieces of the previous cut: for example, first tensor parallelism, then FSDP, as on a
+    2-D mesh. Without cuts, each of ``ranks`` ranks holds every tensor.
+    """
     ranks = len(cuts[0].place) if cuts else ranks
     spreads: dict[tuple[object, ...], Spread] = {}
     tensors = {}
@@ -51,13 +56,13 @@ def _boxes(shape: tuple[int, ...], cuts: Sequence[tuple[Cut, int | None, int]]) 
 
 
 def replicated(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
-    """Return the layout in which every rank holds every complete tensor."""
+    """Return the layout in which every rank holds all tensors completely."""
     return sharded(shapes, dtype, (), ranks)
 
 
 def flat(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
-    """Return DeepSpeed's ZeRO-3 layout: flattened tensors with ceil(numel / ranks) elements per rank
-    (Rajbhandari et al. 2020)."""
+    """Return the layout of DeepSpeed's ZeRO-3: each tensor is flattened, and each rank holds ceil(numel /
+    ranks) of its elements (Rajbhandari et al. 2020)."""
     spreads: dict[tuple[int, ...], Spread] = {}
     for shape in shapes.values():
         if shape not in spreads:
@@ -67,16 +72,18 @@ def flat(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
 
 
 def row_parallel(name: str, shape: tuple[int, ...]) -> int | None:
-    """Return the dimension that tensor parallelism divides in a dense decoder (Shoeybi et al. 2019).
+    """Return the dimension along which tensor parallelism divides a weight of a dense decoder (Shoeybi et al.
+    2019). None means that it is not divided.
 
-    o_proj and down_proj are divided along their inputs, other matrices along their outputs or vocabulary, and
-    vectors are not divided (None). Use this only for estimates; a real engine's layout is traced."""
+    o_proj and down_proj are divided along their inputs, other matrices along their outputs or vocabulary.
+    Vectors are not divided. Use this only for estimates; the layout of a real engine is traced.
+    """
     if len(shape) < 2:
         return None
     return 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
 
 
 def tensor_parallel(shapes: Shapes, dtype: str, size: int, ranks: int) -> WeightLayout:
-    """Return the layout of ``ranks / size`` replicas of a model. Each replica is divided over ``size``
-    adjacent ranks."""
+    """Return the layout of ``ranks / size`` tensor-parallel replicas of a model. Each replica is divided over
+    ``size`` adjacent ranks."""
     return sharded(shapes, dtype, [Cut([rank % size for rank in range(ranks)], size, row_parallel)])

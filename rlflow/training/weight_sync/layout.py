@@ -30,7 +30,7 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class TensorShard:
-    """The part of a tensor that one rank holds."""
+    """The boxes of one tensor that one rank holds."""
 
     shape: tuple[int, ...]  # shape of the complete tensor
     dtype: str  # name of the dtype without ``torch.``
@@ -42,7 +42,7 @@ HELD = TypeAdapter(dict[str, TensorShard])  # what ranks exchange: tensor name �
 
 @dataclass(frozen=True)
 class Spread:
-    """The layout of one tensor: the boxes of each rank, in rank order."""
+    """The layout of one tensor: for each rank, in rank order, the boxes that it holds."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -50,11 +50,11 @@ class Spread:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one complete copy of the tensor."""
+        """The size of one complete copy of the tensor in bytes."""
         return math.prod(self.shape) * width(self.dtype)
 
     def holders(self) -> dict[Box, list[int]]:
-        """Return each distinct non-empty box → the ranks that hold it."""
+        """Return box → ranks that hold it, for each distinct non-empty box."""
         ranks_of: dict[Box, list[int]] = {}
         for rank, boxes in enumerate(self.boxes):
             for box in dict.fromkeys(boxes):
@@ -65,8 +65,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Layouts of all tensors by Hugging Face name, in transfer order. Hashable, because plans are cached by
-    layout."""
+    """The layouts of all tensors of a model: Hugging Face name → layout, in transfer order. It is hashable,
+    because it is a key of the plan cache."""
 
     ranks: int
     tensors: Mapping[str, Spread] = field(hash=False)
@@ -80,12 +80,12 @@ class WeightLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one copy of the model."""
+        """The size of one complete copy of the model in bytes."""
         return sum(spread.nbytes for spread in self.tensors.values())
 
     def among(self, before: int, after: int) -> WeightLayout:
-        """Return this layout with ranks of other pools added, ``before`` in front and ``after`` behind. The
-        added ranks hold nothing."""
+        """Return this layout with additional ranks that hold nothing: ``before`` ranks in front of its own
+        ranks and ``after`` ranks behind them. The additional ranks belong to other pools."""
         padded: dict[tuple[tuple[Box, ...], ...], tuple[tuple[Box, ...], ...]] = {}
         for spread in self.tensors.values():
             padded.setdefault(spread.boxes, (((),) * before) + spread.boxes + (((),) * after))
@@ -96,7 +96,7 @@ class WeightLayout:
         return WeightLayout(before + self.ranks + after, wider)
 
     def of(self, rank: int) -> dict[str, TensorShard]:
-        """Return the shards of one rank, by tensor name."""
+        """Return tensor name → the shard that this rank holds."""
         return {
             name: TensorShard(spread.shape, spread.dtype, spread.boxes[rank])
             for name, spread in self.tensors.items()
@@ -104,8 +104,9 @@ class WeightLayout:
 
 
 def join(ranks: Sequence[Mapping[str, TensorShard]]) -> WeightLayout:
-    """Combine the shards that each rank reports into one layout. A rank need not report every tensor. Raises
-    PlanError if ranks report different shapes or dtypes for a tensor."""
+    """Combine the shards that all ranks report into one layout. ``ranks``: for each rank, tensor name →
+    shard; a rank may omit tensors. Raises PlanError if ranks report different shapes or dtypes for a
+    tensor."""
     first: dict[str, tuple[int, TensorShard]] = {}
     for rank, shards in enumerate(ranks):
         for name, shard in shards.items():
@@ -128,7 +129,8 @@ def _check_alike(name: str, rank: int, shard: TensorShard, other: int, other_sha
 
 
 def width(dtype: str) -> int:
-    """Return the bytes of an element. Raises PlanError for a dtype that cannot be moved."""
+    """Return the number of bytes of one element. Raises PlanError if rlflow cannot move tensors of this
+    dtype."""
     if dtype not in WIDTHS:
         raise PlanError.of(
             "reshard-dtype", f"weights of dtype {dtype} cannot be moved", found=dtype, expected=listed(WIDTHS)
@@ -137,8 +139,8 @@ def width(dtype: str) -> int:
 
 
 def check_tiles(name: str, spread: Spread) -> None:
-    """Raise PlanError, which names the tensor and the ranks, if the distinct boxes do not tile the tensor
-    exactly."""
+    """Raise PlanError if the distinct boxes of a tensor do not cover it exactly, without overlap. The error
+    names the tensor and the ranks."""
     holders = spread.holders()
     for box, ranks in holders.items():
         if len(box) != len(spread.shape) or not contains(whole(spread.shape), box):
@@ -161,8 +163,7 @@ def check_tiles(name: str, spread: Spread) -> None:
 
 
 def _first_clash(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Return two boxes that overlap, or None. ``boxes`` are sorted, so a box is compared only with boxes that
-    begin before it ends."""
+    """Return two boxes that overlap; None if no boxes overlap. ``boxes`` must be sorted."""
     for i, one in enumerate(boxes):
         for other in boxes[i + 1 :]:
             if one and other[0][0] >= one[0][1]:

@@ -1,12 +1,13 @@
-"""Decide which rank sends what to which rank: every missing byte comes from exactly one holder, in bounded
-buckets.
+"""Decide which rank sends which elements to which rank. Every missing byte comes from exactly one holder, in
+buckets of bounded size.
 
-A piece is the overlap of a box that one rank needs and a box that some ranks hold. If the rank itself holds
-the piece, it copies the piece locally. Otherwise the piece comes from a holder on the same node if there is
-one, else from any holder; of several candidates, the least loaded one sends. Elements are sent in the
-narrower of the two dtypes. Tensors with equal shape and layout are planned once, so planning time does not
-grow with the depth of a model. The plan does not depend on timing, hashes or the calling rank: all ranks make
-the same plan.
+A piece is the overlap of a box that one rank needs and a box that one or more ranks hold. If the receiver
+itself holds the piece, it copies the piece locally. Otherwise, a holder on the receiver's node sends it, or,
+if there is none, a holder on another node. Of several candidates, the least loaded one sends. Elements are
+sent in the narrower of the two dtypes.
+
+Tensors with equal shapes and layouts are planned once, so planning time does not grow with the depth of a
+model. The plan does not depend on timing, hashes or the calling rank, so all ranks make the same plan.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ _plans: OrderedDict[tuple[object, ...], TransferPlan] = OrderedDict()
 def make_plan(
     source: WeightLayout, target: WeightLayout, node_of: Sequence[int] | None = None, bucket: int = BUCKET
 ) -> TransferPlan:
-    """Return the transfer plan from ``source`` to ``target``. The latest plans are cached.
+    """Return the plan that moves weights from the layout ``source`` to the layout ``target``. The latest
+    plans are cached.
 
-    node_of: the machine of each rank (None: all on one). bucket: the maximum bytes that a rank sends or
-    receives at once. Raises PlanError if no rank holds a needed tensor, if the shapes of a tensor differ, or
-    if the shards do not tile the tensor.
+    node_of: the number of each rank's machine; None if all ranks are on one machine. bucket: the maximum
+    number of bytes that a rank sends or receives at once. Raises PlanError if no rank holds a needed tensor,
+    if a tensor has different shapes in the two layouts, or if the shards of ``source`` do not cover a tensor
+    exactly.
     """
     nodes = tuple(node_of) if node_of is not None else (0,) * source.ranks
     key = (source, target, nodes, bucket)
@@ -85,8 +88,8 @@ def _new_plan(
 
 
 def wire(source: str, wanted: str) -> str:
-    """Return the dtype in which elements are sent: the wanted dtype, or the held dtype if that is narrower.
-    The receiver gets the same bits either way."""
+    """Return the dtype in which elements are sent: the narrower of the held dtype (``source``) and the wanted
+    dtype. The receiver gets the same bits as from a transfer in the held dtype."""
     return source if width(source) < width(wanted) else wanted
 
 
@@ -141,8 +144,9 @@ def _source(name: str, wanted: Spread, source: WeightLayout) -> Spread:
 def _template(
     name: str, have: Spread, wanted: Spread, node: Numbers, bucket: int, size: int, count: int, load: Numbers
 ) -> Template:
-    """Return the moves of one of ``count`` tensors with equal layouts, of which ``name`` is the first. load:
-    elements that each rank already sends for other tensors."""
+    """Return the moves of a group of tensors with equal layouts. name: one of the tensors. count: the number
+    of tensors in the group. size: bytes of an element. load: [ranks], bytes that each rank already sends for
+    other tensors."""
     check_tiles(name, have)
     ranks, holders = len(node), have.holders()
     holds = np.zeros((len(holders), ranks), bool)
@@ -166,8 +170,8 @@ def _table(boxes: Iterable[Box], ndim: int) -> Numbers:
 
 
 def _needs(name: str, wanted: Spread) -> tuple[Numbers, Numbers]:
-    """Return the ranks and boxes of everything that is needed. Each box appears once per rank that needs
-    it."""
+    """Return the receiver and the box of each distinct box that a rank needs, as arrays [N] and [N, ndim,
+    2]."""
     needs = [
         (rank, box) for rank, boxes in enumerate(wanted.boxes) for box in dict.fromkeys(boxes) if volume(box)
     ]
@@ -193,7 +197,8 @@ def _check_apart(name: str, rank: int, boxes: list[Box]) -> None:
 
 
 def _overlaps(sources: Numbers, receiver: Numbers, needed: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Return (source box, receiver, overlap) for all overlaps, sorted by needed box, then by source."""
+    """Return (number of the source box, receiver, overlap) for each source box and needed box that overlap.
+    They are sorted by needed box, then by source box."""
     low = np.maximum(needed[:, None, :, 0], sources[None, :, :, 0])
     high = np.minimum(needed[:, None, :, 1], sources[None, :, :, 1])
     need, source = np.nonzero((low < high).all(axis=2))
@@ -209,7 +214,7 @@ def _sent(
     size: int,
     load: Numbers,
 ) -> Moves:
-    """Choose a sender for each piece. Most pieces of sharded trainers have a single holder."""
+    """Return the moves, with a sender for each piece. If only one rank holds a piece, that rank sends it."""
     single = holds.sum(axis=1)[box] == 1
     moves = Moves(holds.argmax(axis=1)[box], receiver, boxes)
     if single.all():
@@ -232,8 +237,8 @@ def _sent(
 def _balanced(
     holds: np.ndarray, box: Numbers, moves: Moves, node: Numbers, size: int, load: Numbers
 ) -> Moves:
-    """Divide large pieces among their possible senders; assign each piece to the least loaded sender, in a
-    tie to the lowest rank."""
+    """Divide large pieces among the ranks that could send them, and assign each piece to the candidate with
+    the least load. In a tie, the lowest rank sends."""
     near: dict[tuple[int, int], list[int]] = {}
     could = [
         _candidates(near, holds, int(i), int(where), node)
@@ -253,7 +258,8 @@ def _balanced(
 def _candidates(
     known: dict[tuple[int, int], list[int]], holds: np.ndarray, box: int, where: int, node: Numbers
 ) -> list[int]:
-    """Return the holders of a box on the node ``where``, or all holders of the box if that node has none."""
+    """Return the ranks on the node ``where`` that hold the box. If there are none, return all ranks that hold
+    it. ``known`` caches the results."""
     if (box, where) not in known:
         holders = np.nonzero(holds[box])[0]
         close = holders[node[holders] == where]
@@ -266,9 +272,12 @@ def _candidates(
 
 
 def cut(boxes: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
-    """Divide each box into ``counts`` pieces along one dimension: the first, or the longest if the first
-    is too short. Also return each piece's box number. A box has at most as many pieces as its longest
-    dimension."""
+    """Divide each box into the number of pieces in ``counts``. Returns the pieces, and for each piece the
+    number of its box.
+
+    A box is divided along its first dimension, or, if this dimension has too few elements, along its longest
+    one. A box gets at most as many pieces as its longest dimension has elements.
+    """
     if not boxes.shape[1]:
         return boxes, np.arange(len(boxes))
     sizes = boxes[:, :, 1] - boxes[:, :, 0]
@@ -284,9 +293,9 @@ def cut(boxes: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _parts(moves: Moves, limit: int) -> tuple[Moves, ...]:
-    """Divide the pieces into parts. In a part, each rank sends and receives at most ``limit`` elements. If
-    all pieces exceed a fraction of a bucket, they are divided finely and interleaved by rank, so that each
-    part loads all ranks evenly."""
+    """Divide the moves of a tensor into parts. In each part, each rank sends and receives at most ``limit``
+    elements. If the moves are larger than a fraction of a bucket, pieces are divided and interleaved so that
+    each part loads all ranks evenly."""
     if not len(moves):
         return ()
     if _most(moves) <= max(limit // SHARE, 1):
@@ -299,13 +308,13 @@ def _parts(moves: Moves, limit: int) -> tuple[Moves, ...]:
 
 
 def _most(moves: Moves) -> int:
-    """The most elements that a rank sends or receives."""
+    """Return the largest number of elements that any rank sends or receives."""
     return int(max(np.bincount(rank, moves.elements).max() for rank in (moves.sender, moves.receiver)))
 
 
 def _small(moves: Moves, most: int) -> tuple[Moves, np.ndarray]:
-    """Return pieces of at most ``most`` elements. Also returns, for each, the fraction of the original piece
-    that comes before it."""
+    """Divide pieces until each has at most ``most`` elements. Returns the pieces, and for each piece its
+    relative position (0 to 1) in the original piece."""
     place, share = np.zeros(len(moves)), np.ones(len(moves))
     while (moves.elements > most).any():
         counts = np.minimum(
@@ -319,7 +328,8 @@ def _small(moves: Moves, most: int) -> tuple[Moves, np.ndarray]:
 
 
 def _windows(moves: Moves, limit: int) -> Iterable[Moves]:
-    """Yield runs of consecutive pieces, each with as many pieces as the limit permits."""
+    """Yield groups of consecutive pieces. Each group has as many pieces as possible, so that no rank sends or
+    receives more than ``limit`` elements in it."""
     sides = [(rank, _running(rank, moves.elements)) for rank in (moves.sender, moves.receiver)]
     start = 0
     while start < len(moves):
@@ -334,7 +344,8 @@ def _windows(moves: Moves, limit: int) -> Iterable[Moves]:
 
 
 def _running(rank: Numbers, elements: Numbers) -> Numbers:
-    """Return, for each piece, the elements of its rank up to and including the piece."""
+    """Return the running total of elements for each piece: the elements of all pieces of the same rank up to
+    and including this piece."""
     order = np.argsort(rank, kind="stable")
     total = np.cumsum(elements[order])
     first = np.searchsorted(rank[order], rank[order], side="left")
@@ -346,8 +357,8 @@ def _running(rank: Numbers, elements: Numbers) -> Numbers:
 def _buckets(
     names: Mapping[str, tuple[int, str]], templates: Sequence[Template], limit: int
 ) -> Iterable[Bucket]:
-    """Yield buckets in the order of the target's tensors. A bucket has one dtype, which keeps buffers
-    aligned."""
+    """Yield buckets. Tensors keep the order of the target layout within each dtype. A bucket has one dtype,
+    so that buffers are aligned."""
     for dtype in sorted({dtype for _, dtype in names.values()}, key=lambda dtype: (-width(dtype), dtype)):
         alike = [(name, index) for name, (index, dtype_of) in names.items() if dtype_of == dtype]
         items = [
@@ -357,7 +368,8 @@ def _buckets(
 
 
 def _runs(items: Sequence[Item], templates: Sequence[Template], limit: int) -> Iterable[list[Item]]:
-    """Yield runs of consecutive items, each with as many items as fit into ``limit`` elements."""
+    """Yield lists of consecutive items. Each list has as many items as possible, so that no rank sends or
+    receives more than ``limit`` elements for it."""
     run: list[Item] = []
     total: Numbers = np.zeros(1, np.int64)
     for item in items:

@@ -1,9 +1,9 @@
-"""Prove that writing directly into an engine's memory gives the same bits as its own reload.
+"""Prove that direct writes into an engine's memory give the same bits as the engine's own reload.
 
-A trace cannot see tensors that an engine derives after loading: packed, quantised or absorbed weights.
-Therefore, at the start of a run, the engine first loads a pattern of numbers itself. Then it loads a second
-pattern, and the first pattern is written directly into its memory. If any parameter or buffer now differs
-from the first load, the engine itself loads that module from then on.
+A trace cannot see tensors that an engine derives after loading, such as packed, quantised or absorbed
+weights. At the start of a run, the engine therefore loads a first pattern of numbers itself. Then it loads a
+second pattern, and the first pattern is written directly into its memory. If a parameter or buffer of a
+module now differs from the first load, the engine always loads this module itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Reload = Callable[[Iterator[tuple[str, Tensor]]], None]
 
 @dataclass(frozen=True, eq=False)
 class Destinations:
-    """The tensors that a Resharder writes into."""
+    """The memory that a Resharder writes into: the engine's own memory, or staged tensors that the engine
+    then loads itself."""
 
     pieces: dict[str, TensorViews]  # tensor → views of the engine's memory
     staged: dict[str, Tensor]  # tensor → complete tensor that the engine then loads itself
@@ -33,7 +34,8 @@ class Destinations:
     device: torch.device = torch.device("cpu")
 
     def finish(self, reload: Reload) -> None:
-        """Let the engine load the staged tensors. Call this after each run of the Resharder."""
+        """Let the engine load the staged tensors with ``reload``. Call this after each run of the
+        Resharder."""
         if self.staged:
             reload(iter(self.staged.items()))
 
@@ -45,11 +47,13 @@ def prove(
     reload: Reload,
     ties: Mapping[str, str] | None = None,
 ) -> Destinations:
-    """Return the proven destinations. Afterwards the model's weights are test patterns.
+    """Return destinations for all tensors, after testing direct writes bit for bit. After this call, the
+    model's weights are test patterns.
 
-    reload: the engine's own reload, for all tensors or for the tensors of some modules. ties: names under
-    which the trainer has the same tensor (``shards.ties_of``). While the proof runs, it needs the memory of
-    the engine's weights a second time."""
+    traced: the result of ``trace``. reload: the engine's own loader, for all tensors or for the tensors of a
+    few modules. ties: name → other name of the same tensor in the trainer (``shards.ties_of``). The proof
+    needs the memory of the engine's weights a second time.
+    """
     alike = together(traced.ties, ties or {})
     reload(patterns(tensors, 1, alike))
     expected = {name: tensor.detach().clone() for name, tensor in _state(model)}
@@ -72,7 +76,8 @@ def prove(
 
 
 def _all_by_engine(places: Destinations, tensors: Mapping[str, Spread], differing: list[str]) -> Destinations:
-    """Return destinations for an engine that cannot load single modules: it loads the complete model."""
+    """Return destinations for an engine that cannot load single modules. All tensors are staged, and the
+    engine loads the complete model."""
     why = places.why | {
         name.rpartition(".")[0]: f"{name} differs even if the engine loads its module" for name in differing
     }
@@ -90,8 +95,8 @@ def _stage(tensors: Mapping[str, Spread], device: torch.device) -> dict[str, Ten
 
 
 def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
-    """Return the memory to write each tensor to: views of the engine's memory if possible, else new
-    memory."""
+    """Return the memory to which each tensor is written: views of the engine's memory if possible, otherwise
+    new tensors that the engine loads later."""
     by_engine = traced.loaded_by_engine()
     device = next(
         (piece.view.device for views in traced.pieces.values() for piece in views.pieces), torch.device("cpu")
@@ -124,7 +129,7 @@ def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _differing(model: nn.Module, expected: Mapping[str, Tensor]) -> list[str]:
-    """Return the parameters and buffers whose bits differ from the expected ones."""
+    """Return the names of the parameters and buffers whose bits differ from ``expected``."""
     return [name for name, tensor in _state(model) if not _same(tensor.detach(), expected[name])]
 
 
@@ -137,7 +142,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def together(*ties: Mapping[str, str]) -> dict[str, str]:
-    """Return tied name → one common name for all names of that tensor."""
+    """Return name → common name, for each tensor that has several names. ``ties``: mappings from one name to
+    another name of the same tensor."""
     pairs = nx.Graph(pair for some in ties for pair in some.items())
     return {name: min(names) for names in nx.connected_components(pairs) for name in names}
 
@@ -145,8 +151,8 @@ def together(*ties: Mapping[str, str]) -> dict[str, str]:
 def patterns(
     tensors: Mapping[str, Spread], salt: int, ties: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors of small integers. Each is a function of the salt, the tensor's name and the element's
-    position; tied tensors are equal."""
+    """Yield (name, tensor of small integers) for each tensor. The values depend on ``salt``, the tensor's
+    name and the position of the element. Tied tensors get the same values."""
     for name, spread in tensors.items():
         start = zlib.crc32(f"{salt} {ties.get(name, name)}".encode())
         index = torch.arange(spread.nbytes and torch.Size(spread.shape).numel())

@@ -1,10 +1,10 @@
-"""A transport through shared memory of one machine. Each rank packs into its own segment, and the other ranks
-copy directly from it.
+"""A transport through shared memory of one machine. Each rank packs its messages into its own segment, and
+the other ranks copy directly from this segment.
 
-Each message is written once and read once. The files are unlinked as soon as all ranks have opened them, so
-their memory is freed when the last process ends, even after a crash. A file can remain only if a process dies
-within ``open``. The file's name contains the run, the process and its start time. The next ``open`` of the
-run removes files of dead processes.
+Each message is written once and read once. The files are unlinked as soon as all ranks have opened them. The
+memory is therefore freed when the last process ends, even after a crash. A file can remain only if a process
+dies within ``open``. File names contain the run, the process and its start time. The next ``open`` of the
+same run removes the files of dead processes.
 """
 
 from __future__ import annotations
@@ -35,23 +35,25 @@ FILE = TypeAdapter(tuple[str, int, str, str])  # path, bytes, machine, problem (
 
 
 class SharedFile(NamedTuple):
-    """A file of shared memory, as plain numbers and text that can be sent to other processes."""
+    """The path and size of a file of shared memory. Processes can send this description to each other."""
 
     path: str
     size: int  # bytes
 
     @classmethod
     def named(cls, run: str, size: int, root: Path = ROOT) -> SharedFile:
-        """Return a new file name for this process; the file is not created. Files of dead processes of this
-        run are removed."""
+        """Return a description with a new file name for this process. The file is not created yet. Removes
+        the files of dead processes of this run."""
         name = re.sub(r"[^A-Za-z0-9]", "-", run)
         sweep(name, root)
         return cls(str(root / f"rlflow-{name}-{secrets.token_hex(4)}-{Process.this().tag()}"), size)
 
     def create(self) -> str:
-        """Create the file for this user alone and allocate its memory. Returns the problem instead of
-        raising, "" if there is none, because all ranks must learn of it. Without the allocation, a full
-        /dev/shm would kill the writer."""
+        """Create the file, accessible only to this user, and allocate its memory.
+
+        Returns a description of the problem, "" if there is none. It does not raise, because all ranks must
+        learn about the problem. Without the allocation, a full /dev/shm would kill the process that writes.
+        """
         try:
             handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             try:
@@ -63,19 +65,22 @@ class SharedFile(NamedTuple):
         return ""
 
     def opened(self) -> Tensor:
-        """Return the memory, uint8 [size], shared with all processes that open the file."""
+        """Return the memory of the file, uint8 [size]. All processes that open the file share this memory."""
         return torch.from_file(self.path, shared=True, size=self.size, dtype=torch.uint8)
 
     def hide(self) -> None:
-        """Unlink the file; call this when all readers have opened it. The memory is freed when the last
-        process ends."""
+        """Unlink the file. Call this after all readers have opened it. The memory is freed when the last
+        process that uses it ends."""
         Path(self.path).unlink(missing_ok=True)
 
 
 class Segment:
-    """A transport through shared memory. run: part of the file names. group: the ranks, all on one machine,
-    over gloo (None: the default group). A barrier of the group separates packing from copying. The group's
-    timeout is the deadline."""
+    """A transport through shared memory.
+
+    run: name of the run, which becomes a part of the file names. group: the gloo group of the ranks, which
+    must all be on one machine; None for the default group. A barrier of the group separates packing from
+    copying. The timeout of the group limits each wait.
+    """
 
     name = "segment"
     copies = False
@@ -93,8 +98,8 @@ class Segment:
     # --------------------------------------------------------------------------------------------------------
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Make and open the files. Raises PlanError if ranks are on several machines or memory is too
-        small."""
+        """Create this rank's file and open the files of all ranks. Raises PlanError if the ranks are on
+        several machines, or if there is not enough shared memory."""
         self._slots = slots
         room = -(-send // HEAD) * HEAD
         file = SharedFile.named(self.run, HEAD + slots * room, self.root)
@@ -117,12 +122,12 @@ class Segment:
         return self._memory[rank][8 * slot : 8 * slot + 8].view(torch.int64)
 
     def outbox(self, slot: int) -> Tensor:
-        """Return the memory into which this rank packs its messages of a slot, uint8. Receivers read it
-        there."""
+        """Return the memory into which this rank packs the bucket of a slot, uint8. The other ranks read the
+        messages there."""
         return self._slot(self.rank, slot)
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
-        """Return the messages of a bucket by sender, uint8."""
+        """Return sender → message for this rank in the bucket, uint8."""
         sizes = zip(bucket.offsets, bucket.received, strict=True)
         return {
             peer: self._slot(peer, slot)[start : start + size]
@@ -134,18 +139,21 @@ class Segment:
     # --------------------------------------------------------------------------------------------------------
 
     def begin(self, version: int) -> None:
-        """Begin a transfer of weights of this version."""
+        """Begin a transfer of weights with this version."""
         self._version, self._stamped = version, {}
 
     def start(self, slot: int, bucket: Round) -> None:
-        """Stamp the packed bucket with its version. Nothing is sent: the other ranks read the shared memory
-        after ``wait``. The version is stored with the slot, because a fast rank may begin the next transfer
-        while other ranks still read this one."""
+        """Mark the packed bucket with the version of its weights. Nothing is sent: after ``wait``, the other
+        ranks read the shared memory.
+
+        The version is stored in the slot, because a fast rank may begin the next transfer while other ranks
+        still read this bucket.
+        """
         self._stamp(self.rank, slot).fill_(self._version)
         self._last = slot, bucket
 
     def wait(self) -> None:
-        """Wait until all ranks have packed, and record the version that each sender has stamped."""
+        """Wait until all ranks have packed the bucket, and record the version of each sender's message."""
         dist.barrier(self.group)
         assert self._last is not None
         messages = self.inbox(*self._last)
@@ -153,15 +161,15 @@ class Segment:
         self.received += sum(message.numel() for message in messages.values())
 
     def release(self) -> None:
-        """Wait until all ranks have read the bucket, so that its memory can be written again."""
+        """Wait until all ranks have read the bucket, so that its memory can be reused."""
         dist.barrier(self.group)
 
     def versions(self) -> dict[int, int]:
-        """Return the version that each sender stamped on its messages."""
+        """Return sender → version of its messages, for all messages since ``begin``."""
         return self._stamped
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Return the sum of numbers over all ranks."""
+        """Return the sum of ``numbers`` over all ranks."""
         return summed(numbers, self.group, torch.device("cpu"))
 
     def close(self) -> None:
@@ -170,12 +178,12 @@ class Segment:
 
 
 def machine() -> str:
-    """Return a text that is equal for two processes if and only if they can share memory."""
+    """Return an id of this machine. Two processes have the same id if and only if they can share memory."""
     return f"{socket.gethostname()} {boot()}"
 
 
 def check_machines(machines: Iterable[str]) -> None:
-    """Raise PlanError if the ranks are on several machines."""
+    """Raise PlanError if the ids of ``machine`` differ, that is, if the ranks are on several machines."""
     distinct = set(machines)
     if len(distinct) > 1:
         raise PlanError.of(
@@ -188,7 +196,8 @@ def check_machines(machines: Iterable[str]) -> None:
 
 
 def check_room(problems: Mapping[str, str]) -> None:
-    """Raise PlanError if shared memory is too small. problems: process → problem, "" if there is none."""
+    """Raise PlanError if there is not enough shared memory. problems: process → description of the problem,
+    "" if there is none."""
     lines = [f"{who}: {problem}" for who, problem in problems.items() if problem]
     if lines:
         raise PlanError.of(
@@ -201,8 +210,8 @@ def check_room(problems: Mapping[str, str]) -> None:
 
 
 def sweep(run: str, root: Path = ROOT) -> list[Path]:
-    """Remove the files of dead processes of this run from ``root``; return their paths. Files of processes in
-    other containers stay, because it is unknown whether these processes still run."""
+    """Remove from ``root`` the files of this run whose processes have died, and return their paths. Files of
+    processes in other containers stay, because these processes may still run."""
     owners = {path: Process.of_tag(path.name.rpartition("-")[2]) for path in root.glob(f"rlflow-{run}-*-*")}
     abandoned = [path for path, owner in owners.items() if owner is not None and owner.alive() is False]
     for path in abandoned:

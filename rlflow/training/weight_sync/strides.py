@@ -1,4 +1,4 @@
-"""Find the boxes of a tensor that a strided view shows, and where a copy of that view puts each box."""
+"""Find the boxes of a tensor that a strided copy reads, and where the copy writes each box."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MOST = 4096  # maximum boxes of one view; a view with more boxes is a shuffle ra
 
 
 class Untraceable(Exception):
-    """Raised for a view that does not consist of boxes."""
+    """Raised if a strided view cannot be divided into boxes."""
 
 
 @dataclass(frozen=True)
 class StridedAxis:
-    """One dimension of a copy: its size, and the stride in the read and in the written tensor, in
-    elements."""
+    """One dimension of a strided copy: its size, its stride in the tensor that is read, and its stride in the
+    tensor that is written. Strides are in elements."""
 
     size: int
     read: int
@@ -28,7 +28,8 @@ class StridedAxis:
 
 @dataclass(frozen=True)
 class CopiedBox:
-    """A box of the read tensor, and where it is written. The sizes of the written view are the box's."""
+    """A box of the tensor that is read, and the strides and offset (in elements) with which it is written.
+    The written view has the same sizes as the box."""
 
     box: Box
     strides: tuple[int, ...]
@@ -38,11 +39,12 @@ class CopiedBox:
 def places(
     shape: Sequence[int], offset: int, axes: Sequence[StridedAxis], written: int
 ) -> Iterator[CopiedBox]:
-    """Yield the boxes that a strided copy reads and writes.
+    """Yield the boxes that a strided copy reads, and where each box is written.
 
-    The copy reads a contiguous tensor of ``shape`` from element ``offset`` on, and writes a second tensor
-    from element ``written`` on. A loader may have narrowed, transposed, split or joined dimensions, or
-    repeated a tensor. Raises Untraceable."""
+    shape: the shape of the contiguous tensor that is read. offset: the first element that is read. axes: the
+    dimensions of the copy. written: the first element that is written. The copied view may be narrowed,
+    transposed, split, joined or repeated. Raises Untraceable if it does not consist of at most MOST boxes.
+    """
     rows = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     start = [offset // row % size for row, size in zip(rows, shape, strict=True)]
     runs: list[StridedAxis] = [StridedAxis(1, row, 0) for row in rows]
@@ -70,15 +72,16 @@ def places(
 
 
 def _continues(run: StridedAxis, axis: StridedAxis) -> bool:
-    """Return True if ``axis`` steps from the end of one run to the beginning of the next, in both tensors."""
+    """Return True if ``axis`` only continues ``run``, so that the two can be joined: a step of ``axis`` goes
+    from the end of one run to the beginning of the next, in both tensors."""
     return axis.read == run.read * run.size and (run.size == 1 or axis.written == run.written * run.size)
 
 
 def _by_dimension(
     shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axes: Sequence[StridedAxis]
 ) -> Iterator[tuple[int | None, StridedAxis]]:
-    """Yield the axes, each within one dimension of the tensor, short steps first. Axes that repeat a tensor
-    have no dimension."""
+    """Yield (dimension, axis) for each axis, sorted by stride. An axis that spans several dimensions is split
+    first. The dimension is None for an axis that repeats the tensor."""
     by_dimension: list[tuple[int | None, StridedAxis]] = []
     for axis in axes:
         if axis.size > 1:
@@ -89,7 +92,8 @@ def _by_dimension(
 def _split(
     shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axis: StridedAxis
 ) -> Iterator[tuple[int, StridedAxis]]:
-    """Yield one axis per dimension for an axis that joins several dimensions."""
+    """Split an axis that spans several dimensions of the tensor, and yield (dimension, axis) for each
+    dimension."""
     dim = next(dim for dim in range(len(shape)) if rows[dim] <= axis.read)
     step, rest = divmod(axis.read, rows[dim])
     if rest:

@@ -1,9 +1,9 @@
 """Find where an engine stores each weight, by recording the copies that its own ``load_weights`` makes.
 
-The engine loads meta tensors, which have a shape but no memory. Their views keep storage, offset and strides.
-The copy at the end therefore shows how a loader has narrowed, transposed or split a tensor. The copy itself
-is not made. No table of architectures is needed, and fused, replicated and padded parameters need no special
-case.
+The engine loads meta tensors, which have a shape but no memory. Views of a meta tensor keep its storage,
+offset and strides. The final copy therefore shows how the loader has narrowed, transposed or split the
+tensor. The copy itself is not made. No table of architectures is needed, and fused, replicated and padded
+parameters are not special cases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Load = Callable[[Iterable[tuple[str, Tensor]]], Any]
 
 @dataclass
 class Traced:
-    """The copies of a weight loader: which memory it wrote from which tensors."""
+    """The copies that a weight loader makes: which memory of the engine gets which tensors."""
 
     # Hugging Face tensor → the engine's memory that it is copied to
     pieces: dict[str, TensorViews] = field(default_factory=dict)
@@ -40,8 +40,9 @@ class Traced:
     ties: dict[str, str] = field(default_factory=dict)
 
     def loaded_by_engine(self) -> set[str]:
-        """Return the tensors that the engine must load itself: all tensors of the modules in ``fallback``, of
-        modules that share a tensor with these, and so on."""
+        """Return the tensors that the engine must load itself: the tensors that could not be traced, all
+        tensors of the modules in ``fallback``, and all tensors of modules that share a tensor with such a
+        module."""
         names, modules = set(self.failed), set(self.fallback)
         while more := {name for name, used in self.modules.items() if name not in names and (used & modules)}:
             names |= more
@@ -50,12 +51,12 @@ class Traced:
 
 
 def trace(model: nn.Module, tensors: Mapping[str, Spread], load: Load | None = None) -> Traced:
-    """Return where this rank stores the trainers' tensors.
+    """Return where this rank's engine stores each tensor of the trainers.
 
-    tensors: their shapes and dtypes.
-
-    load: a loader to use instead of the model's ``load_weights``. The model's memory is not written. Raises
-    PlanError if a parameter of the engine gets no weight."""
+    tensors: Hugging Face name → shape and dtype. load: a loader to use instead of the model's
+    ``load_weights``. The model's memory is not written. Raises PlanError if a parameter of the engine gets no
+    weight.
+    """
     load = load or model.load_weights  # type: ignore[assignment]
     memory = {name: parameter.data for name, parameter in model.named_parameters()}
     traced = Traced()
@@ -76,7 +77,7 @@ def trace(model: nn.Module, tensors: Mapping[str, Spread], load: Load | None = N
 
 
 def _attempt(load: Load | None, recorder: _Recorder, tensors: Mapping[str, Spread]) -> dict[str, str] | None:
-    """Run the loader once. If it fails at a tensor, return {tensor: error}, else None."""
+    """Run the loader once. Returns None if it succeeds. If it fails at a tensor, returns {tensor: error}."""
     assert load is not None
     try:
         with torch.no_grad(), recorder:
@@ -91,14 +92,14 @@ def _attempt(load: Load | None, recorder: _Recorder, tensors: Mapping[str, Sprea
 
 
 def _restore(model: nn.Module, memory: Mapping[str, Tensor]) -> None:
-    """Restore parameters that a loader has replaced with tensors without memory."""
+    """Give parameters their memory back if a loader has replaced it with tensors without memory."""
     for name, parameter in model.named_parameters():
         if name in memory and parameter.data.data_ptr() != memory[name].data_ptr():
             parameter.data = memory[name]
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records each copy from a tensor without memory into the model's memory, instead of making the copy."""
+    """Records each copy from a meta tensor into the model's memory. The copy itself is not made."""
 
     def __init__(self, model: nn.Module, tensors: Mapping[str, Spread]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -156,7 +157,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.failed[name] = str(problem)
 
     def _parameter(self, into: Tensor) -> str | None:
-        """Return the name of the parameter that has this memory, or None."""
+        """Return the name of the model's parameter whose memory contains ``into``; None if there is none."""
         for name, parameter in self.parameters.get(into.untyped_storage().data_ptr(), ()):
             end = parameter.storage_offset() + sum(
                 (n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True)
@@ -188,8 +189,8 @@ def _cross(pieces: list[ShardView]) -> bool:
 
 
 def _check_reached(model: nn.Module, traced: Traced, recorder: _Recorder) -> None:
-    """Raise PlanError if a parameter of the engine gets no copy and is in no module that the engine must
-    load."""
+    """Raise PlanError if a parameter of the engine gets no weight. If a trace has failed, such parameters may
+    belong to it, so their modules are added to ``fallback`` instead."""
     storages = {key[0] for key in recorder.copies}
     missed = []
     for name, parameter in model.named_parameters():

@@ -1,5 +1,5 @@
-"""The result of the planner: which rank sends what to which rank, in buckets, and the statistics of the
-plan."""
+"""The result of the planner: which rank sends which elements to which rank in each bucket, and the number of
+bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """Pieces as columns: sender and receiver [P], boxes [P, ndim, 2]."""
+    """Pieces of a tensor that move, as arrays: the sender [P], the receiver [P] and the box [P, ndim, 2] of
+    each piece."""
 
     sender: Numbers
     receiver: Numbers
@@ -29,12 +30,12 @@ class Moves:
 
     @cached_property
     def elements(self) -> Numbers:
-        """int64 [moves]: elements of each move."""
+        """The number of elements of each piece, int64 [P]."""
         counts: Numbers = np.prod(self.boxes[:, :, 1] - self.boxes[:, :, 0], axis=1, dtype=np.int64)
         return counts
 
     def take(self, index: Numbers) -> Moves:
-        """Return the moves at ``index``, in that order."""
+        """Return the moves with the numbers in ``index``, in this order."""
         return Moves(self.sender[index], self.receiver[index], self.boxes[index])
 
     @cached_property
@@ -48,11 +49,11 @@ class Moves:
         return order
 
     def sent_by(self, rank: int) -> list[tuple[int, Box]]:
-        """Return (receiver, box) pairs, by receiver."""
+        """Return (receiver, box) of each piece that ``rank`` sends, sorted by receiver."""
         return self._picked(self._by_sender, self.sender, self.receiver, rank)
 
     def received_by(self, rank: int) -> list[tuple[int, Box]]:
-        """Return (sender, box) pairs, by sender."""
+        """Return (sender, box) of each piece that ``rank`` receives, sorted by sender."""
         return self._picked(self._by_receiver, self.receiver, self.sender, rank)
 
     def _picked(self, order: Numbers, own: Numbers, peers: Numbers, rank: int) -> list[tuple[int, Box]]:
@@ -62,14 +63,15 @@ class Moves:
         return list(zip(peers[index].tolist(), boxes, strict=True))
 
     def traffic(self, ranks: int) -> Numbers:
-        """Return the number of elements from each sender to each receiver: [ranks, ranks]."""
+        """Return int64 [ranks, ranks]: the number of elements that each sender (row) sends to each receiver
+        (column)."""
         flat = np.bincount(self.sender * ranks + self.receiver, self.elements, ranks * ranks)
         return flat.astype(np.int64).reshape(ranks, ranks)
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """The moves of all tensors with one shape and layout."""
+    """The moves of a tensor, which are the same for all tensors with its shape and layout."""
 
     parts: tuple[Moves, ...]  # moves in parts, each small enough for a bucket
     local: Moves  # moves within a rank
@@ -80,7 +82,8 @@ class Template:
 
 @dataclass(frozen=True)
 class Item:
-    """A part of a tensor in a bucket."""
+    """A part of a tensor in a bucket: the tensor's name, the number of its template, and the number of the
+    part."""
 
     name: str
     template: int
@@ -89,7 +92,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parts of tensors that move together, with one dtype on the wire."""
+    """Parts of tensors that are sent together, in one dtype."""
 
     dtype: str
     items: tuple[Item, ...]
@@ -97,7 +100,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Leg:
-    """A box of a tensor that is sent to a peer or received from a peer."""
+    """A box of a tensor that this rank sends to the rank ``peer`` or receives from it."""
 
     peer: int
     name: str
@@ -105,7 +108,8 @@ class Leg:
 
 
 def firsts(sends: Iterable[Leg]) -> dict[int, int]:
-    """Return, for each peer, the first peer that gets the same elements."""
+    """Return receiver → the first receiver that gets exactly the same elements. It may be the receiver
+    itself."""
     legs: dict[int, list[tuple[str, Box]]] = {}
     for leg in sends:
         legs.setdefault(leg.peer, []).append((leg.name, leg.box))
@@ -115,7 +119,8 @@ def firsts(sends: Iterable[Leg]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Round:
-    """One bucket from the view of one rank. Legs are in the order of its messages, sorted by peer."""
+    """What one rank sends and receives in one bucket. The legs are sorted by peer, in the order of the
+    messages."""
 
     dtype: str
     sends: tuple[Leg, ...]
@@ -126,13 +131,14 @@ class Round:
 
     @cached_property
     def first(self) -> dict[int, int]:
-        """Return, for each peer, the first peer that gets the same elements; they share one message."""
+        """Receiver → the first receiver that gets exactly the same elements. These receivers share one
+        message."""
         return firsts(self.sends)
 
 
 @dataclass(frozen=True, eq=False)
 class TransferPlan:
-    """All moves from one layout of a model to another, in buckets."""
+    """All moves that change one layout of a model into another, divided into buckets."""
 
     ranks: int  # ranks of trainers and generators together
     limit: int  # bytes of a bucket, for each rank and direction
@@ -144,18 +150,18 @@ class TransferPlan:
     unused: tuple[str, ...] = ()  # tensors of the trainer that no generator needs
 
     def moves(self) -> Iterator[tuple[str, str, Moves]]:
-        """Yield (name, dtype on the wire, pieces) of everything that is sent."""
+        """Yield (tensor name, dtype in which it is sent, pieces) for everything that is sent."""
         for bucket in self.buckets:
             for item in bucket.items:
                 yield item.name, bucket.dtype, self.templates[item.template].parts[item.part]
 
     def local(self, rank: int) -> list[tuple[str, Box]]:
-        """Return (tensor, box) of everything that the rank copies from its own memory."""
+        """Return (tensor name, box) for everything that ``rank`` copies within its own memory."""
         boxes_of = [template.local.sent_by(rank) for template in self.templates]
         return [(name, box) for name, (template, _) in self.names.items() for _, box in boxes_of[template]]
 
     def round(self, index: int, rank: int) -> Round:
-        """Return bucket ``index`` from the view of ``rank``."""
+        """Return what ``rank`` sends and receives in bucket ``index``."""
         bucket, sends = self.buckets[index], self.sends(index, rank)
         receives = self._pieces(bucket, [part.received_by(rank) for part in self._parts(bucket)])
         traffic = self.traffic(index) * width(bucket.dtype)
@@ -168,7 +174,7 @@ class TransferPlan:
         )
 
     def sends(self, index: int, rank: int) -> tuple[Leg, ...]:
-        """Return the elements that ``rank`` sends in bucket ``index``, by receiver."""
+        """Return the boxes that ``rank`` sends in bucket ``index``, sorted by receiver."""
         bucket = self.buckets[index]
         return self._pieces(bucket, [part.sent_by(rank) for part in self._parts(bucket)])
 
@@ -182,7 +188,8 @@ class TransferPlan:
         return tuple(sorted(pieces, key=lambda piece: piece.peer))
 
     def traffic(self, index: int) -> Numbers:
-        """Return the number of elements from each sender to each receiver in a bucket: [ranks, ranks]."""
+        """Return int64 [ranks, ranks]: the number of elements that each sender (row) sends to each receiver
+        (column) in bucket ``index``."""
         total = np.zeros((self.ranks, self.ranks), np.int64)
         for part in self._parts(self.buckets[index]):
             total += part.traffic(self.ranks)
@@ -190,13 +197,13 @@ class TransferPlan:
 
     @cached_property
     def stats(self) -> Stats:
-        """Bytes of the transfer by rank."""
+        """The bytes that each rank sends, receives and copies."""
         return Stats.of(self)
 
 
 @dataclass(frozen=True, eq=False)
 class Stats:
-    """Bytes of each rank, [ranks]."""
+    """Numbers of bytes of a transfer. Each array has one number per rank."""
 
     inbound: Numbers  # received
     outbound: Numbers  # sent
@@ -206,7 +213,7 @@ class Stats:
 
     @staticmethod
     def of(plan: TransferPlan) -> Stats:
-        """Compute the statistics from the plan alone, without moving anything."""
+        """Return the statistics of a plan. Nothing is moved."""
         zero = np.zeros(plan.ranks, np.int64)
         inbound, outbound, local, bound = zero.copy(), zero.copy(), zero.copy(), zero.copy()
         sent, received = zero.copy(), zero.copy()
@@ -225,18 +232,23 @@ class Stats:
         return Stats(inbound, outbound, local, bound, (sent, received))
 
     def peak(self, rank: int, buffers: int = 2, *, receives: bool = True) -> int:
-        """Return the bytes that a transfer takes on a rank in addition to the model: at most 2 buckets with
-        one buffer for each direction, 4 with two. receives: True if the transport has its own receive
-        buffers; all-to-all has them, a shared segment does not."""
+        """Return the bytes of buffers that a transfer needs on a rank, in addition to the model.
+
+        buffers: buffers per direction. receives: True if the transport has receive buffers of its own, as
+        all-to-all does; False for shared memory. The result is at most 2 buckets with one buffer per
+        direction, and 4 with two.
+        """
         sent, received = (int(side[rank]) for side in self.largest)
         return buffers * (sent + (received if receives else 0))
 
     def extra(self, transport: str) -> int:
-        """Return the maximum additional bytes on any rank with this transport.
+        """Return the largest number of bytes that a transfer with this transport needs on any rank, in
+        addition to the model.
 
-        ``store``: Ray's store. The sender has one buffer, and the store holds the messages of two buckets. A
-        receiver on a second machine holds these messages once more. ``frozen``: the store holds everything
-        that a sender sends."""
+        ``store`` is Ray's object store: the sender has one buffer, the store holds the messages of two
+        buckets, and the store of a receiver on another machine holds these messages again. ``frozen``: the
+        store holds everything that a sender sends.
+        """
         sent, received = (int(side.max(initial=0)) for side in self.largest)
         return {
             "segment": 2 * sent,
@@ -248,12 +260,13 @@ class Stats:
 
 
 def by_rank(rank: Numbers, elements: Numbers, ranks: int) -> Numbers:
-    """Return int64 [ranks]: the sum of ``elements`` per rank."""
+    """Return int64 [ranks]: the sum of ``elements`` for each rank. ``rank``: the rank of each item of
+    ``elements``."""
     return np.bincount(rank, elements, ranks).astype(np.int64)
 
 
 def readable(count: int) -> str:
-    """Format a number of bytes."""
+    """Return a number of bytes as text with a unit, such as 1.50 GiB."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.2f} {unit}"

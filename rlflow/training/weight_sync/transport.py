@@ -1,4 +1,4 @@
-"""Transports: how a packed bucket moves from rank to rank."""
+"""Transports: ways to move a packed bucket from rank to rank."""
 
 from __future__ import annotations
 
@@ -13,52 +13,57 @@ from rlflow.training.weight_sync.transfer_plan import Round
 
 
 class TransferError(RuntimeError):
-    """A failed transfer: the received data differ from the plan or from the sent data."""
+    """Raised if a transfer failed: the received data differ from the plan or from the sent data."""
 
 
 class Transport(Protocol):
-    """Sends buckets. A bucket is packed into ``outbox``, is sent after ``start``, and can be read in
-    ``inbox`` after ``wait``. Slots are buffers used in rotation. With two slots, the next bucket can be
-    packed while the previous one is read."""
+    """The protocol of a transport, which sends buckets between ranks.
+
+    A rank packs a bucket into ``outbox``. The bucket is sent after ``start``, and can be read in ``inbox``
+    after ``wait``. Slots are buffers that are used alternately. With two slots, the next bucket can be packed
+    while the previous bucket is read.
+    """
 
     name: str  # as shown in weights.json and plans
     received: int  # total bytes received from other ranks
     copies: bool  # True if it needs its own memory for received messages
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Make buffers of this many bytes. Every rank must call it."""
+        """Allocate ``slots`` buffers. send, receive: bytes of the largest bucket that this rank sends or
+        receives. Every rank must call this."""
 
     def outbox(self, slot: int) -> Tensor:
-        """Return the buffer to pack a bucket into, uint8 [send]."""
+        """Return the buffer into which this rank packs the bucket of a slot, uint8 [send]."""
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
-        """Return the messages of a bucket by sender, uint8. Each call returns the same memory."""
+        """Return sender → message for this rank in the bucket, uint8. Each call for a slot returns the same
+        memory."""
 
     def begin(self, version: int) -> None:
-        """Begin a transfer of weights of this version."""
+        """Begin a transfer of weights with this version."""
 
     def start(self, slot: int, bucket: Round) -> None:
-        """Start to send the bucket's outbox and to receive its inbox."""
+        """Start to send the packed bucket and to receive this rank's messages of the bucket."""
 
     def wait(self) -> None:
-        """Wait until the bucket that was started last has arrived, at most until the group's deadline."""
+        """Wait until the latest started bucket has arrived. The timeout of the group limits the wait."""
 
     def release(self) -> None:
-        """Report that this rank has read the bucket. Call this before packing into the same slot again."""
+        """Report that this rank has read the bucket. Call this before the same slot is packed again."""
 
     def versions(self) -> dict[int, int]:
-        """Return sender → version of its weights, for all senders whose messages arrived since ``begin``."""
+        """Return sender → version of its weights, for all messages since ``begin``."""
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Return the sum of int64 numbers over all ranks; the sum wraps around."""
+        """Return the sum of ``numbers``, int64, over all ranks. The sum wraps around."""
 
     def close(self) -> None:
         """Free the memory of the transport."""
 
 
 class AllToAll:
-    """One ``all_to_all_single`` per bucket, over gloo or NCCL. device: device of the buffers, which must be
-    the device of the group's collectives."""
+    """A transport that sends each bucket with one ``all_to_all_single``, over gloo or NCCL. device: the
+    device of the buffers. The group's collectives must support this device."""
 
     name = "alltoall"
     copies = True
@@ -71,18 +76,18 @@ class AllToAll:
         self._agreed: Any = None
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Allocate buffers. send, receive: bytes of the largest bucket; slots: number of buckets in
-        transit."""
+        """Allocate ``slots`` buffers per direction. send, receive: bytes of the largest bucket that this rank
+        sends or receives."""
         self._out = [torch.empty(send, dtype=torch.uint8, device=self.device) for _ in range(slots)]
         self._in = [torch.empty(receive, dtype=torch.uint8, device=self.device) for _ in range(slots)]
         self._versions = torch.zeros(dist.get_world_size(self.group), dtype=torch.int64, device=self.device)
 
     def outbox(self, slot: int) -> Tensor:
-        """Return the memory into which this rank packs its messages of a slot, uint8."""
+        """Return the buffer into which this rank packs the bucket of a slot, uint8."""
         return self._out[slot]
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
-        """Return the messages of a bucket by sender, uint8."""
+        """Return sender → message for this rank in the bucket, uint8."""
         ends = list(accumulate(bucket.received))
         return {
             peer: self._in[slot][end - size : end]
@@ -98,7 +103,7 @@ class AllToAll:
         )
 
     def start(self, slot: int, bucket: Round) -> None:
-        """Start to exchange the messages of a bucket."""
+        """Start the all-to-all of a packed bucket."""
         into, out = self._in[slot][: sum(bucket.received)], self._out[slot][: sum(bucket.sent)]
         self._work = dist.all_to_all_single(
             into, out, list(bucket.received), list(bucket.sent), group=self.group, async_op=True
@@ -110,15 +115,15 @@ class AllToAll:
         self._work.wait()
 
     def release(self) -> None:
-        """Do nothing: each rank has its own buffers."""
+        """Do nothing, because no other rank reads this rank's buffers."""
 
     def versions(self) -> dict[int, int]:
-        """Return the version of the weights on each rank."""
+        """Return rank → version of its weights."""
         self._agreed.wait()
         return dict(enumerate(self._versions.tolist()))
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Return the sum of numbers over all ranks."""
+        """Return the sum of ``numbers`` over all ranks."""
         return summed(numbers, self.group, self.device)
 
     def close(self) -> None:
@@ -127,9 +132,9 @@ class AllToAll:
 
 
 class Parcels:
-    """Buffers without a transport: the caller carries messages from ``Resharder.pack`` to
-    ``Resharder.unpack``, as objects of a store or in memory. The caller also sums the digests
-    (``Verifier.terms``, ``compare``)."""
+    """Buffers for messages that the caller transports from ``Resharder.pack`` to ``Resharder.unpack``, for
+    example in Ray's object store. The caller also sums the digests (``Verifier.terms``,
+    ``Verifier.compare``)."""
 
     copies = False
 
@@ -137,11 +142,11 @@ class Parcels:
         self.received, self._out = 0, torch.empty(0, dtype=torch.uint8)
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Allocate a buffer for the largest bucket."""
+        """Allocate one buffer. send: bytes of the largest bucket."""
         self._out = torch.empty(send, dtype=torch.uint8)
 
     def outbox(self, slot: int) -> Tensor:
-        """Return the memory into which this rank packs its messages, uint8."""
+        """Return the buffer into which this rank packs its messages, uint8."""
         return self._out
 
     def close(self) -> None:
@@ -150,7 +155,8 @@ class Parcels:
 
 
 def summed(numbers: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
-    """Return the sum of ``numbers`` over the ranks of the group, on the device of ``numbers``."""
+    """Return the sum of ``numbers`` over the ranks of the group. The sum is computed on ``device`` and
+    returned on the device of ``numbers``."""
     on_device = numbers.to(device, copy=True)
     dist.all_reduce(on_device, group=group)
     return on_device.to(numbers.device)

@@ -1,7 +1,5 @@
-"""Check by digests that every destination holds the trainers' weights.
-
-The digest of a tensor does not depend on its layout.
-"""
+"""Check with digests that every destination holds the trainers' weights. The digest of a tensor does not
+depend on its layout."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(values: Tensor, box: Box) -> int:
-    """Return the digest of the elements of a box, a signed 64-bit integer: one term of the tensor's digest.
-    ``values`` has the shape of the box and any strides."""
+    """Return the digest of the elements of a box as a signed 64-bit integer. The digest of a larger box is
+    the sum of the digests of its parts. ``values`` has the shape of the box and any strides."""
     if not values.numel():
         return 0
     if not box:
@@ -34,7 +32,8 @@ def digest(values: Tensor, box: Box) -> int:
 
 
 def _summed(values: Tensor, box: Box) -> Tensor:
-    """Return [rows]: the terms of each row, without the coefficient of the row."""
+    """Return [rows]: the term of each row (first dimension) in the digest, before the factor of the row is
+    applied."""
     terms = bits(values).to(torch.int64)
     for dim in range(values.dim() - 1, 0, -1):
         terms = (terms * _coefficients(dim, box[dim], values.device)).sum(-1)
@@ -42,7 +41,7 @@ def _summed(values: Tensor, box: Box) -> Tensor:
 
 
 def bits(values: Tensor) -> Tensor:
-    """Return signed integers with the same bits."""
+    """Return the values as signed integers with the same bits."""
     return values.detach().contiguous().view(_INTEGERS[values.element_size()])
 
 
@@ -53,19 +52,23 @@ def _coefficients(dim: int, span: tuple[int, int], device: torch.device) -> Tens
 
 @lru_cache(maxsize=64)
 def coefficients(dim: int, size: int) -> Tensor:
-    """Return [size] odd numbers by splitmix64. The n-th number does not depend on ``size``."""
+    """Return int64 [size]: odd pseudorandom numbers (splitmix64) for the positions along dimension ``dim``.
+    The n-th number does not depend on ``size``."""
     return splitmix((torch.arange(size) + (dim << 40)) * GOLDEN) | 1
 
 
 def wrapped(number: int) -> int:
-    """Return the number modulo 2^64, as a signed 64-bit integer."""
+    """Return the number modulo 2^64 as a signed 64-bit integer."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 class Verifier:
-    """Compares digests of weights. For each distinct box that any rank needs, the trainers compute a digest
-    from their parts; each element counts on one rank only. Every rank compares this digest with the digests
-    of its own copies. So each replica is checked, and only one number per box is sent."""
+    """Compares digests of weights after a transfer.
+
+    For each distinct box that a rank needs, the trainers together compute a digest. If several trainer ranks
+    hold an element, only one of them counts it. Every rank then compares this digest with the digest of its
+    own copy of the box. Each replica is therefore checked, and only one number per box is sent.
+    """
 
     def __init__(
         self,
@@ -78,13 +81,15 @@ class Verifier:
 
     @cached_property
     def _boxes(self) -> dict[tuple[str, Box], int]:
-        """The distinct boxes that ranks need, with the same numbers on all ranks."""
+        """The number of each distinct (tensor name, box) that a rank needs. The numbers are the same on all
+        ranks."""
         boxes = ((name, box) for name, spread in self.plan.target.tensors.items() for box in spread.holders())
         return {key: index for index, key in enumerate(boxes)}
 
     @cached_property
     def _counted(self) -> dict[str, list[Box]]:
-        """The boxes whose first holder is this rank, by tensor name. This rank adds them to the digest."""
+        """Tensor name → the boxes that this rank counts in the digests, because it is the first rank that
+        holds them."""
         names = self.plan.target.tensors
         return {
             name: [
@@ -96,17 +101,18 @@ class Verifier:
         }
 
     def check(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Compare digests on all ranks. total: sums a tensor over the ranks."""
+        """Compare digests on all ranks. total: a function that sums a tensor over all ranks. Raises
+        TransferError if a digest differs."""
         self.compare(total(self.terms()))
 
     def terms(self) -> Tensor:
-        """Return int64 [boxes]: this rank's term in the digest of each distinct box. Sums over the ranks wrap
-        around."""
+        """Return int64 [boxes]: what this rank contributes to the digest of each distinct box. The digest is
+        the sum over all ranks, which wraps around."""
         return torch.tensor([self._sent(name, box) for name, box in self._boxes], dtype=torch.int64)
 
     def compare(self, sums: Tensor) -> None:
-        """Raise TransferError that names the tensors that differ on this rank. sums: the trainers' digest of
-        each box."""
+        """Compare the digests of this rank's copies with ``sums``, the trainers' digest of each box. Raises
+        TransferError that names the tensors that differ."""
         expected = sums.tolist()
         wrong = [
             f"{name} {list(piece.box)}"
