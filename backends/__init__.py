@@ -1,6 +1,7 @@
-"""Backends, found by name: each is a module or package here with a ``Trainer``, a ``Generator`` or both.
+"""The shipped backends. Each is a module or package with a ``Trainer``, a ``Generator`` or both, and is
+selected by its name.
 
-`local` is the reference. `fsdp` and `deepspeed` train, `vllm` samples. `null` has no model: its numbers are
-functions of row keys, and its calls take the times that its settings declare. The protocols are in
-`rlflow.training.protocols`. `rlflow.config.roles.backends` chooses and loads a backend for a role.
+`local` is the reference. `fsdp` and `deepspeed` have trainers, `vllm` has a generator. `null` has no model:
+it computes numbers from row keys, and its calls take as long as its settings say. `rlflow.training.protocols`
+defines the protocols. `rlflow.config.roles.backends` loads the backend of a role.
 """

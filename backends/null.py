@@ -1,7 +1,8 @@
-"""The null backend: no model, for tests of the engine.
+"""The null backend, which has no model, for tests of the engine.
 
-Columns are functions of the row key, so a lost, doubled or reordered row changes a digest. Calls take the
-declared times."""
+Its columns are functions of the row keys, so a lost, duplicated or reordered row changes a digest. Its calls
+take as long as its settings say.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ VOCABULARY = 256
 
 
 def numbers(name: str, batch: Batch, width: int) -> Tensor:
-    """Return float32 [rows, width] in [0, 1): a function of the name, the row key and the position in the
-    row. In rows with a prompt, positions count from the prompt's first token, so turns get different
-    numbers."""
+    """Return float32 [rows, width] in [0, 1). Each number depends only on ``name``, the row key and the
+    position in the row. If rows have a prompt, positions count from the prompt's first token, so different
+    turns get different numbers."""
     seeds = torch.tensor(row_seeds(derived(name), batch.axis.keys), dtype=torch.int64)
     prompt = batch.data["prompt_tokens"].lengths if "prompt_tokens" in batch else None
     places = torch.arange(1, width + 1) + (0 if prompt is None else prompt[:, None])
@@ -41,18 +42,19 @@ def numbers(name: str, batch: Batch, width: int) -> Tensor:
 
 
 def token_numbers(name: str, batch: Batch) -> Data:
-    """Return a token column of ``numbers``, negated: in (-1, 0]."""
+    """Return a token column whose values are the negated ``numbers``, in (-1, 0]."""
     lengths = batch.data["tokens"].row_lengths
     width = int(lengths.max()) if len(lengths) else 0
     return Data.trimmed(Kind(Level.TOKEN, "float32"), -numbers(name, batch, width), batch.axis, lengths)
 
 
 class Trainer:
-    """Returns results at once, or after the times in its settings. ``steps`` counts optimizer steps."""
+    """A trainer without a model, whose calls take the times in its settings. ``steps`` is the number of
+    optimizer steps."""
 
     @dataclass(frozen=True)
     class Settings:
-        """How long each call takes."""
+        """The time that each call takes."""
 
         forward_seconds: Annotated[float, Ge(0)] = 0.0  # seconds per forward
         row_seconds: Annotated[float, Ge(0)] = 0.0  # additional seconds per row of a forward
@@ -62,7 +64,7 @@ class Trainer:
 
     @classmethod
     def capabilities(cls, settings: Settings, device: str) -> Capabilities:
-        """Return the trainer's capabilities. Subclasses run each rank in its own process."""
+        """Return the trainer's capabilities. A subclass may not run ranks as threads."""
         return Capabilities(row_exact=True, threads=cls is Trainer)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
@@ -71,7 +73,7 @@ class Trainer:
         self.peers = Peers(spec.group)
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
-        """Wait the declared time and return columns computed from the row keys."""
+        """Wait for the time in the settings, and return columns computed from the row keys."""
         _take(self.settings.forward_seconds + self.settings.row_seconds * len(batch))
         return Batch(batch.axis, {name: self._column(name, batch) for name in want})
 
@@ -91,19 +93,20 @@ class Trainer:
         seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
-        """Wait the declared time, call the loss on each micro-batch, and count steps."""
+        """Wait for the time in the settings, call the loss on each micro-batch, and count optimizer steps.
+        Returns metrics."""
         _take(self.settings.update_seconds)
         return learn(self, batch, loss, settings, Passes(epochs, minibatch, mean, seed))
 
     def update_shares(
         self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
     ) -> Learned:
-        """Train on one rank's shares, as ``update`` does on rows."""
+        """Do the same as ``update`` for one rank's shares of an update over several ranks."""
         _take(self.settings.update_seconds)
         return learn_shares(self, batch, loss, settings, Passes(mean=mean), shares)
 
     def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
-        """Return the quantities for a loss, computed from the row keys."""
+        """Return the quantities that the loss uses, computed from the row keys."""
         columns = {name: self._column(name, rows).padded(rows.axis) for name in want}
         return New(**{name: columns.get(name) for name in ("logprobs", "entropy", "values", "scores")})
 
@@ -111,7 +114,7 @@ class Trainer:
         """Do nothing: there are no weights."""
 
     def idle(self, want: tuple[str, ...]) -> None:
-        """Do nothing: no other rank waits for this one."""
+        """Do nothing: ranks do not compute in lockstep."""
 
     def step(self) -> OptimizerStep:
         """Count an optimizer step."""
@@ -119,24 +122,24 @@ class Trainer:
         return OptimizerStep(True, 0.0, 0.0)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the number of steps instead of weights."""
+        """Yield one tensor, ``steps``: the number of optimizer steps."""
         yield "steps", torch.tensor(self.steps)
 
     def save(self, folder: Path) -> None:
-        """Write the number of steps as text."""
+        """Write the number of optimizer steps to a text file."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "null.txt").write_text(f"{self.steps} optimizer steps of no model\n")
 
     def load(self, folder: Path) -> None:
-        """Read the number of steps that ``save`` wrote."""
+        """Read the number of optimizer steps from a folder that ``save`` wrote."""
         self.steps = int((folder / "null.txt").read_text().split()[0])
 
     def state(self) -> dict[str, Tensor]:
-        """Return the number of optimizer steps, the only state."""
+        """Return the number of optimizer steps, which is the only state."""
         return {"parameters/steps": torch.tensor(self.steps)}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Set the number of steps from a checkpoint's tensors."""
+        """Set the number of optimizer steps from a state that ``state`` returned."""
         self.steps = int(state["parameters/steps"])
 
     def sleep(self, *parts: str) -> None:
@@ -147,12 +150,12 @@ class Trainer:
 
 
 class Generator:
-    """Samples responses of 1 to ``longest`` tokens as a function of the row key, cut off at
-    ``max_tokens``."""
+    """A generator without a model. The response to a prompt is a function of the row key. It has 1 to
+    ``longest`` tokens, and is cut off at ``max_tokens``."""
 
     @dataclass(frozen=True)
     class Settings:
-        """How long sampling takes, and how long responses are."""
+        """The time that sampling takes, and the lengths of responses."""
 
         generate_seconds: Annotated[float, Ge(0)] = 0.0  # seconds per call of generate
         # additional seconds per token of the longest response
@@ -166,14 +169,15 @@ class Generator:
 
     @classmethod
     def capabilities(cls, settings: Settings, device: str) -> Capabilities:
-        """Return the generator's capabilities. Subclasses run each rank in its own process."""
+        """Return the generator's capabilities. A subclass may not run ranks as threads."""
         return Capabilities(threads=cls is Generator)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
         self.spec, self.settings, self.version = spec, settings, 0
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
-        """Wait the declared time and return token ids computed from the row keys."""
+        """Wait for the time in the settings, and return token ids computed from the row keys. The seeds are
+        not used."""
         sampled = self._responses(prompts, sampling)
         _take(
             self.settings.generate_seconds
@@ -184,7 +188,8 @@ class Generator:
     def generate_chunks(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
-        """Yield the rows of ``generate`` by length, as if each row got one token at a time."""
+        """Yield the rows of ``generate`` in ``chunks`` batches, shortest rows first, as if every row grew by
+        one token at a time."""
         sampled = self._responses(prompts, sampling)
         lengths = sampled.data["tokens"].row_lengths.tolist()
 
@@ -229,7 +234,7 @@ class Generator:
         return Batch(rows.axis, data)
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Record the version of the weights; the weights are not kept."""
+        """Record the version of the weights. The weights themselves are not kept."""
         self.version = version
 
     def sleep(self, *parts: str) -> None:
@@ -240,15 +245,15 @@ class Generator:
 
 
 class Score:
-    """The null reward: a number in [0, 1) per row key."""
+    """The null reward: each row key gets a fixed number in [0, 1)."""
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Mapping[str, Any]]:
-        """Return the score of each row, without metrics."""
+        """Return (score of each row, no metrics)."""
         return _row_numbers("scores", batch), {}
 
 
 def _row_numbers(name: str, batch: Batch) -> Tensor:
-    """Return float32 [rows] in [0, 1): a function of the name and the row key."""
+    """Return float32 [rows] in [0, 1). Each number depends only on ``name`` and the row key."""
     return numbers(name, Batch(batch.axis, {}), 1)[:, 0]
 
 

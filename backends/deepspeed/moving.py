@@ -1,4 +1,4 @@
-"""Find and move the tensors of a trainer on this rank."""
+"""Find the tensors that a DeepSpeed trainer holds on this rank, and move them between devices."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlflow.backends.local.network import Network
 
 
 def held(part: str, network: Network, optimizer: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a part (such as weights) that this rank has in memory. optimizer: DeepSpeed's
-    optimizer, None for a frozen model. DeepSpeed's flat buffers share their storages with the tensors cut
-    from them, so moving a buffer moves both."""
+    """Yield the tensors of a part (weights, gradient or optimizer) that this rank has in memory. optimizer:
+    DeepSpeed's optimizer; None for a frozen model. Some of these tensors are views of DeepSpeed's flat
+    buffers, so moving a buffer also moves its views."""
     if part == "weights":
         yield from (tensor.ds_tensor if is_cut(tensor) else tensor for tensor in network.held())
     elif optimizer is not None and part == "gradient":

@@ -1,8 +1,8 @@
 """Find, gather and divide parameters and optimizer state under ZeRO.
 
-Under stage 3, each flattened parameter is divided into equal parts, one per rank; the last parts are padded.
-Part r starts at element r · ceil(size / ranks). Under stages 1 and 2, each rank holds complete parameters,
-and only the optimizer state of all parameters together is divided.
+Under stage 3, each parameter is flattened and divided into equal parts, one per rank. Part r starts at
+element r · ceil(size / ranks), and the last parts are padded. Under stages 1 and 2, each rank holds complete
+parameters. Only the optimizer state is divided, as one flat tensor for all parameters.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def is_cut(tensor: Tensor) -> bool:
 
 
 def shape(tensor: Any) -> torch.Size:
-    """Return the shape of the complete tensor."""
+    """Return the complete shape of a tensor, even if this rank holds only a part of it."""
     return tensor.ds_shape if is_cut(tensor) else tensor.shape
 
 
 def part(tensor: Any) -> tuple[Tensor, int]:
-    """Return this rank's part of a parameter, flat and without padding, and the number of the part's first
-    element. The part is not a copy."""
+    """Return this rank's part of a parameter, and the number of its first element in the flattened parameter.
+    The part is flat, without padding, and not a copy."""
     if not is_cut(tensor):
         return tensor.detach().reshape(-1), 0
     partition = tensor.ds_tensor
@@ -39,8 +39,7 @@ def part(tensor: Any) -> tuple[Tensor, int]:
 
 
 def whole(tensor: Any) -> Tensor:
-    """Return the complete parameter. Every rank must call it. If the parameter is divided, each rank gets a
-    new tensor."""
+    """Return the complete parameter, gathered if it is divided among the ranks. Every rank must call this."""
     if not is_cut(tensor):
         return tensor.detach()
     partition = tensor.ds_tensor
@@ -51,7 +50,8 @@ def whole(tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def put(tensor: Any, value: Tensor) -> None:
-    """Set a frozen weight, or the model's copy of a trained weight, to the complete ``value``."""
+    """Write the complete ``value`` into a frozen weight, or into the model's copy of a trained weight. Each
+    rank writes its own part."""
     if not is_cut(tensor):
         tensor.copy_(value)
         return
@@ -60,12 +60,14 @@ def put(tensor: Any, value: Tensor) -> None:
 
 
 def moment(parameter: Any, name: str) -> Tensor:
-    """Return a complete moment of AdamW (``exp_avg`` or ``exp_avg_sq``). Every rank must call it."""
+    """Return the complete AdamW moment ``name`` (``exp_avg`` or ``exp_avg_sq``) of a parameter. Every rank
+    must call this."""
     return _fragments().safe_get_full_optimizer_state(parameter, name).detach()
 
 
 def put_learning(parameter: Any, value: Tensor) -> None:
-    """Set a trained parameter to the complete ``value``, in the model and in the optimizer's own copy."""
+    """Write the complete ``value`` into a trained parameter: into the model's copy and the optimizer's
+    copy."""
     put(parameter, value)
     value = value.to(parameter.device, torch.float32)
     if is_cut(parameter):
@@ -75,8 +77,8 @@ def put_learning(parameter: Any, value: Tensor) -> None:
 
 
 def put_moment(parameter: Any, name: str, value: Tensor) -> None:
-    """Set this rank's part of a moment of AdamW (``exp_avg`` or ``exp_avg_sq``) from the complete
-    ``value``."""
+    """Write this rank's part of the complete ``value`` into the AdamW moment ``name`` (``exp_avg`` or
+    ``exp_avg_sq``) of a parameter."""
     value = value.to(parameter.device, torch.float32)
     if is_cut(parameter):
         _fragments().safe_set_local_optimizer_state(parameter, _padded(parameter, value), name)
@@ -85,7 +87,7 @@ def put_moment(parameter: Any, name: str, value: Tensor) -> None:
 
 
 def _padded(parameter: Any, value: Tensor) -> Tensor:
-    """Return this rank's part of ``value``, padded with zeros."""
+    """Return this rank's part of the complete ``value``, flat and padded with zeros to the size of a part."""
     size = parameter.ds_tensor.ds_numel
     start = min(dist.get_rank() * size, value.numel())
     own = value.reshape(-1)[start : start + size]
@@ -93,8 +95,8 @@ def _padded(parameter: Any, value: Tensor) -> Tensor:
 
 
 def flats(optimizer: Any) -> list[Tensor]:
-    """Return the tensors that AdamW updates: this rank's part of the parameters, one flat tensor per
-    parameter group."""
+    """Return the tensors that AdamW updates. There is one flat tensor per parameter group, with this rank's
+    part of the group."""
     groups = getattr(optimizer, "fp32_partitioned_groups_flat", None)
     return groups if groups is not None else optimizer.single_partition_of_fp32_groups
 
@@ -104,8 +106,8 @@ def _fragments() -> Any:
 
 
 def link_moments(optimizer: Any) -> None:
-    """Make stages 1 and 2 look up each parameter's moments again. DeepSpeed looks them up only once, and only
-    if the first parameter group has moments."""
+    """Make DeepSpeed look up the moments of each parameter again under stages 1 and 2. DeepSpeed itself does
+    this only once, and only if the first parameter group has moments."""
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         optimizer._hp_optimizer_states_linked = False
         if optimizer.optimizer.state:
@@ -113,20 +115,20 @@ def link_moments(optimizer: Any) -> None:
 
 
 class Parts:
-    """A module whose ``state_dict`` gathers each tensor only when the iteration reaches it."""
+    """A stand-in for a module. Its ``state_dict().items()`` gathers one complete tensor at a time."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
 
     def named_parameters(self) -> Any:
-        """Return the parameters of the module, without gathering."""
+        """Return the names and parameters of the module. Nothing is gathered."""
         return self.module.named_parameters()
 
     def state_dict(self) -> Parts:
-        """Return this object; its ``items`` gathers one tensor at a time."""
+        """Return this object, which has ``items`` like a dict."""
         return self
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, complete tensor) of each tensor of the module. Every rank must take part."""
+        """Yield (name, complete tensor) for each tensor of the module. Every rank must iterate."""
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             yield name, whole(tensor)

@@ -1,4 +1,4 @@
-"""Start DeepSpeed in this process: without output, without compiling, over the pool's torch group."""
+"""Start DeepSpeed in this process, without output and without compiling. It uses the pool's torch group."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rlflow.training.peers import BUCKET
 
 
 def start(device: str) -> Any:
-    """Return the DeepSpeed package, ready for ``initialize``. A process without a torch group gets a group of
-    its own. Raises PlanError if DeepSpeed is not installed."""
+    """Import and prepare DeepSpeed, and return the package, ready for ``initialize``. If the process has no
+    torch group, it gets a group with one rank. Raises PlanError if DeepSpeed is not installed."""
     # otherwise DeepSpeed guesses and prints a line
     os.environ.setdefault("DS_ACCELERATOR", torch.device(device).type)
     package = require("deepspeed", extra="deepspeed", install=INSTALL["deepspeed"])
@@ -49,7 +49,8 @@ def _alone(device: str) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress DeepSpeed's reports, and its warning about optimizers other than its own."""
+    """Return a context in which DeepSpeed prints no reports and no warning about optimizers other than its
+    own."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -60,8 +61,8 @@ def quiet() -> Iterator[None]:
 
 
 def config(stage: int, settings: TrainerSettings) -> dict[str, Any]:
-    """Return DeepSpeed's configuration. The caller decides when a step ends, after any number of
-    micro-batches."""
+    """Return DeepSpeed's configuration for a ZeRO stage. rlflow itself decides when an optimizer step ends,
+    after any number of micro-batches."""
     elements = BUCKET // 4
     zero = {
         "stage": stage,
@@ -94,8 +95,8 @@ def engine(
     stage: int,
     settings: TrainerSettings,
 ) -> Any:
-    """Return DeepSpeed's engine for ``module``, whose weights are on the host. Stage 3 moves the weights to
-    the device one by one, and keeps only this rank's part of each."""
+    """Return DeepSpeed's engine for ``module``, whose weights are in host memory. Under stage 3, weights are
+    moved to the device one by one, and only this rank's part of each weight is kept."""
     chosen = config(stage, settings)
     with quiet():
         if stage == 3:

@@ -1,4 +1,4 @@
-"""The DeepSpeed Trainer: the local trainer with weights, gradients and optimizer state divided by ZeRO."""
+"""The DeepSpeed trainer: the local trainer with weights, gradients and optimizer state divided by ZeRO."""
 
 from __future__ import annotations
 
@@ -48,19 +48,18 @@ from rlflow.training.weight_sync.shards import TensorViews, pieces_of
 
 @dataclass(frozen=True)
 class TrainerSettings(LocalSettings):
-    """The options of the local trainer, and what ZeRO divides among the ranks."""
+    """The options of the local trainer, and the ZeRO stage."""
 
     # divided among ranks: 1 optimizer state, 2 also gradients, 3 also weights; more saves memory
     zero: Annotated[int, Ge(1), Le(3)] = 3
 
     def __post_init__(self) -> None:
-        """Raise PlanError, before anything starts, for an option of the local trainer that this trainer does
-        not support."""
+        """Raise PlanError for an option of the local trainer that this trainer does not support."""
         refuse_compile(self, "deepspeed")
 
 
 class Computation(nn.Module):
-    """The local trainer's computation as one module. DeepSpeed gathers weights around its submodules."""
+    """A module that runs the local trainer's computation. DeepSpeed gathers weights around its submodules."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
@@ -72,8 +71,8 @@ class Computation(nn.Module):
 
     # keyword arguments, because DeepSpeed searches positional arguments for tensors
     def forward(self, *, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Return the columns in ``want``. Arguments are passed by keyword, because DeepSpeed searches
-        positional arguments for tensors."""
+        """Return the columns in ``want`` for these rows. The arguments are keywords, because DeepSpeed
+        searches positional arguments for tensors."""
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # the cache would keep all weights in bfloat16 during a pass
         try:
@@ -83,18 +82,21 @@ class Computation(nn.Module):
 
 
 class Reader(nn.Module):
-    """A module around all uses of the language-model head. Ranks may use the head a different number of
-    times. This module gathers its weight once, so DeepSpeed sees the same calls on every rank."""
+    """A module that contains all uses of the language-model head in one call. Ranks may use the head a
+    different number of times, but DeepSpeed must see the same calls on every rank. This module gathers the
+    head's weight once for the complete call."""
 
     def forward(self, hidden: Tensor, *, read: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Call ``read`` on the hidden states while the head's weight is gathered."""
+        """Return ``read(hidden)``, computed while the head's weight is gathered."""
         return read(hidden)
 
 
 class Trainer(local.Trainer):
-    """One rank of a trainer whose model is divided among several ranks. Each rank first reads the complete
-    folder into host memory. All ranks must make the same calls in the same order, because most calls gather
-    weights."""
+    """One rank of a trainer whose model is divided among several ranks.
+
+    At first, each rank reads the complete folder into host memory. All ranks must make the same calls in the
+    same order, because most calls gather weights.
+    """
 
     Settings = TrainerSettings
     settings: TrainerSettings
@@ -126,14 +128,17 @@ class Trainer(local.Trainer):
 
     @property
     def device(self) -> torch.device:
-        """The device of this rank's parameters."""
+        """The device on which this rank computes."""
         return torch.device(self.spec.device)
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
-        """Return the local trainer's capabilities, changed for ranks that share one model. ZeRO stage 1
-        divides the optimizer state, stage 2 also gradients, stage 3 also weights. Stage 3 keeps a buffer for
-        gradients. With the other stages, gradients are in memory only during an update."""
+        """Return the local trainer's capabilities, changed for ranks that share one model.
+
+        ZeRO stage 1 divides the optimizer state, stage 2 also the gradients, and stage 3 also the weights.
+        Stage 3 keeps a buffer for gradients. Under the other stages, gradients are in memory only during an
+        update.
+        """
         divided = (
             ("optimizer",),
             ("gradient", "optimizer"),
@@ -154,7 +159,8 @@ class Trainer(local.Trainer):
     # --------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
-        """Do the local trainer's forward. Afterwards this rank keeps only its own part of the weights."""
+        """Return the result of the local trainer's ``forward``. After it, this rank keeps only its own part
+        of the weights."""
         out = super().forward(batch, want)
         if self.settings.zero == 3:
             # drop weights that DeepSpeed prefetched for a backward pass
@@ -162,19 +168,19 @@ class Trainer(local.Trainer):
         return out
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """Do ``forward`` and keep nothing. A rank with a kept pass would compute fewer passes than the other
-        ranks."""
+        """Return the result of ``forward``. No graph is kept, because a rank with a kept pass would compute
+        fewer passes than the other ranks."""
         return self.forward(batch, want)
 
     def backward(self, objective: Tensor) -> None:
-        """Add the gradient of an objective, a scalar summed over this rank's rows, to this step's
-        gradients."""
+        """Backpropagate a scalar objective, summed over this rank's rows. The gradient is added to the
+        gradient of the current step."""
         # DeepSpeed takes the mean over ranks; a step needs the sum
         self.engine.backward(objective * self.peers.ranks, scale_wrt_gas=False)
 
     def step(self) -> OptimizerStep:
-        """Clip the gradient and take an optimizer step; a non-finite gradient is dropped. Then clear the
-        gradient."""
+        """Clip the gradient, take an optimizer step, and clear the gradient. If the gradient is not finite,
+        the weights are not changed."""
         lr = self.schedule.rate(self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -189,7 +195,8 @@ class Trainer(local.Trainer):
         return OptimizerStep(applied, float(self.engine.get_global_grad_norm()), lr)
 
     def compute_whole(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Return flat token quantities [entries] and scores [rows]; layers gather their weights as needed."""
+        """Return the quantities in ``want``: per-token quantities flat [entries], scores [rows]. Each layer
+        gathers its weights when it computes."""
         return super()._compute(rows, want)
 
     def _compute(self, rows: Batch, want: tuple[Quantity, ...]) -> dict[str, Tensor]:
@@ -210,8 +217,8 @@ class Trainer(local.Trainer):
     # --------------------------------------------------------------------------------------------------------
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, parameter or buffer) of the model without adapters; tied tensors come
-        once."""
+        """Yield (Hugging Face name, parameter or buffer) for each tensor of the model without adapters. A
+        tied tensor comes once."""
         self.network.check_awake()
         storages = set()
         for name, tensor in self.network.module.state_dict(keep_vars=True).items():
@@ -220,8 +227,8 @@ class Trainer(local.Trainer):
                 yield lora.plain(name), tensor
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, complete tensor) of the model, gathered one at a time; tied weights come
-        once. Every rank must iterate to the end."""
+        """Yield (Hugging Face name, complete tensor) for each weight of the model, gathered one at a time. A
+        tied weight comes once. Every rank must iterate to the end."""
         return self._weights()
 
     def _weights(self, precise: bool = False) -> Iterator[tuple[str, Tensor]]:
@@ -239,16 +246,17 @@ class Trainer(local.Trainer):
 
     @property
     def first(self) -> bool:
-        """True if this rank writes the files."""
+        """True on the rank that writes files."""
         return dist.get_rank() == 0
 
     def pieces(self) -> dict[str, TensorViews] | None:
-        """Return views of this rank's parts of the tensors of ``weights``, without gathering. Returns None if
-        there are adapters, because ``weights`` merges them."""
+        """Return tensor name → views of the parts of ``weights`` that this rank holds. Nothing is gathered.
+        Returns None if there are adapters, because ``weights`` merges them into new tensors."""
         return None if self.network.adapted else pieces_of(self._own())
 
     def _take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the weights of ``tensors`` by name. Raises ValueError if a name is unknown or missing."""
+        """Copy ``tensors`` into the weights with the same names. Raises ValueError if a name is unknown, a
+        shape differs, or a weight is missing."""
         own = {
             lora.plain(name): tensor
             for name, tensor in self.network.module.state_dict(keep_vars=True).items()
@@ -275,8 +283,8 @@ class Trainer(local.Trainer):
     # --------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder as the local trainer does. Every rank must call it; the first rank
-        writes."""
+        """Write a Hugging Face folder with the same files as the local trainer. Every rank must call this;
+        the first rank writes."""
         first = dist.get_rank() == 0
         weights = {name: tensor.cpu() for name, tensor in self._weights(precise=True) if first}
         head = (
@@ -292,7 +300,7 @@ class Trainer(local.Trainer):
         dist.barrier()
 
     def load(self, folder: Path) -> None:
-        """Load the weights of a folder that ``save`` wrote, without changing the optimizer."""
+        """Load weights from a folder that ``save`` wrote. The optimizer is not changed."""
         other = load_network(ModelSpec(folder, self.spec.head, self.spec.trained, "cpu", self.spec.dtype))
         self._take(other.tensors())
         self.base = None
@@ -304,9 +312,12 @@ class Trainer(local.Trainer):
                 self._change(parameter, other.head.state_dict()[name])
 
     def state(self) -> dict[str, Tensor]:
-        """Return the local trainer's ``state`` on the first rank, in host memory, and {} on the others.
+        """Return the local trainer's ``state`` on the first rank, in host memory. On the other ranks, return
+        {}.
 
-        Names and shapes do not depend on the stage or the number of ranks. Every rank must call it."""
+        Names and shapes depend neither on the ZeRO stage nor on the number of ranks. Every rank must call
+        this.
+        """
         first = dist.get_rank() == 0
         return {name: tensor.cpu() for name, tensor in self._state() if first}
 
@@ -326,9 +337,11 @@ class Trainer(local.Trainer):
                 yield f"{kind}/{name}", moment(parameter, kind)
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Load a state that ``state`` returned. Every rank must get the complete state. The state may come
-        from a different stage or number of ranks, or from the local trainer. Raises PlanError if its adapters
-        or their base weights differ from this model's."""
+        """Load a state that ``state`` returned earlier. Every rank must get the complete state.
+
+        The state may come from another ZeRO stage, from another number of ranks, or from the local trainer.
+        Raises PlanError if its adapters, or the base weights of its adapters, differ from this model's.
+        """
         if self.network.adapted:
             self._check_adapters(state)
         else:

@@ -1,4 +1,4 @@
-"""Read weights from a model folder; of each weight, a rank reads only the part that it keeps."""
+"""Read weights from a model folder. Each rank reads only the part of each weight that it keeps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from rlflow.training.protocols import ModelSpec
 def load_empty(
     kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any
 ) -> Any:
-    """Return the model with parameters without storage and buffers with storage.
+    """Return a model whose parameters have no storage. Its buffers have storage.
 
-    If the folder's safetensors lack weights with the model's names and shapes (merged experts), or if the
-    model cannot be made without its weights, the complete model is returned, as by ``load_whole``."""
+    In two cases, the complete model is returned, as by ``load_whole``: if the folder's safetensors lack
+    weights with the model's names and shapes (merged experts), or if the model cannot be constructed without
+    its weights.
+    """
     config = pretrained.read_config(Path(str(spec.folder)), **options)
     try:
         with quiet(), _without_storage():
@@ -46,7 +48,7 @@ def load_empty(
 
 
 def tied(tensors: dict[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
-    """Yield each tensor once, with all its names, in the order of its first name."""
+    """Yield (all names, tensor) for each distinct tensor, in the order of the first names."""
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
@@ -54,16 +56,16 @@ def tied(tensors: dict[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
 
 
 class Files:
-    """The safetensors of a folder. prefix: the prefix of the backbone's names, which the names in files may
-    lack."""
+    """The safetensors of a model folder. prefix: the name of the backbone, such as ``model``. The names in
+    the files may lack this prefix."""
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder, self.prefix = folder, f"{prefix}."
         self.at = {name: folder / file for name, file in _where(folder).items()}
 
     def find(self, names: Iterable[str], tensor: Tensor) -> str | None:
-        """Return the name in the files of a tensor with one of ``names`` and this shape; None if there is
-        none."""
+        """Return the name under which the files have this tensor: one of ``names``, with or without the
+        prefix, and with the tensor's shape. Returns None if there is none."""
         for name in names:
             for candidate in (name, name.removeprefix(self.prefix), self.prefix + name):
                 if candidate in self.at and self._shape(candidate) == list(tensor.shape):
@@ -75,8 +77,8 @@ class Files:
             return list(file.get_slice(name).get_shape())
 
     def read(self, names: Iterable[str], target: Tensor) -> None:
-        """Copy this rank's part of a tensor from the files to ``target``; if the files lack the tensor, set
-        it to zero."""
+        """Copy this rank's part of a weight from the files into ``target``. ``names``: the names of the
+        weight. If the files do not have it, it becomes zero."""
         name, part = self.find(names, target), own(target)
         if name is None:
             part.zero_()
@@ -85,8 +87,8 @@ class Files:
                 part.copy_(file.get_slice(name)[box(target)])
 
     def whole(self, groups: Iterable[tuple[list[str], Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, complete tensor) of each group of names, one at a time. Raises KeyError if the files
-        lack a tensor."""
+        """Yield (first name, complete tensor from the files) for each of ``groups`` (all names of a weight,
+        its tensor), one at a time. Raises KeyError if the files do not have a tensor."""
         for names, tensor in groups:
             name = self.find(names, tensor)
             if name is None:
@@ -96,7 +98,8 @@ class Files:
 
 
 def _where(folder: Path) -> dict[str, str]:
-    """Return weight → its file, found as transformers finds it."""
+    """Return weight name → file name. As in transformers, ``model.safetensors`` takes precedence over an
+    index."""
     if (folder / "model.safetensors").is_file():
         with safe_open(folder / "model.safetensors", "pt") as file:
             return dict.fromkeys(file.keys(), "model.safetensors")
@@ -106,7 +109,8 @@ def _where(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _without_storage() -> Iterator[None]:
-    """Return a context in which new modules have parameters on the meta device. Buffers are not affected."""
+    """Return a context in which the parameters of new modules are on the meta device. Buffers are not
+    affected."""
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

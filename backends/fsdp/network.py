@@ -31,9 +31,9 @@ ADDED = "replicated_with_grad_allreduce"
 
 
 def parallelize(module: Any, mesh: DeviceMesh) -> list[str]:
-    """Divide the layers of ``module`` over ``mesh``, in place. Return the names of parameters whose gradients
-    must still be summed over ``mesh``. Raises PlanError if the model's plan is unknown, or if it cannot be
-    divided equally."""
+    """Divide the layers of ``module`` over the tensor-parallel ranks of ``mesh``, in place. Returns the names
+    of parameters whose gradients must still be summed over ``mesh``. Raises PlanError if the model has no
+    known tensor-parallel plan, or if it cannot be divided equally."""
     config = module.config.get_text_config()
     plan = {
         name: style
@@ -56,8 +56,8 @@ def parallelize(module: Any, mesh: DeviceMesh) -> list[str]:
 
 
 def _vocabulary(module: Any, mesh: DeviceMesh) -> None:
-    """Divide embedding and language-model head over ``mesh`` if equal parts are possible; otherwise both stay
-    complete."""
+    """Divide the embedding and the language-model head over ``mesh``. If the vocabulary cannot be divided
+    equally, both stay complete."""
     embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight
     if embedding.weight.shape[0] % mesh.size():
@@ -95,21 +95,23 @@ T = TypeVar("T")
 
 
 class Root(nn.Module):
-    """Model and head in one module. FSDP2 gathers weights outside the layers around a module's forward. So
-    this module's forward runs any computation that needs those weights."""
+    """A module that contains the model and its head. Its forward can run any computation. FSDP2 gathers
+    weights that do not belong to a layer around the forward of this module, so such a computation has these
+    weights."""
 
     def __init__(self, module: nn.Module, head: nn.Module | None) -> None:
         super().__init__()
         self.module, self.head = module, head
 
     def forward(self, compute: Callable[..., T], *arguments: Any) -> T:
-        """Call ``compute`` while the sharded weights are gathered."""
+        """Return ``compute(*arguments)``, computed while the weights outside the layers are gathered."""
         return compute(*arguments)
 
 
 class ShardedNetwork(Network):
-    """A network whose forward runs within ``root``. All ranks read and write its tensors together, one tensor
-    after another. added: names of parameters whose gradients are summed over the tensor-parallel ranks."""
+    """A network with divided weights, whose forward runs within ``root``. All ranks read and write its
+    tensors together, in the same order. added: the names of parameters whose gradients must be summed over
+    the tensor-parallel ranks."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None, ranks: Ranks) -> None:
         super().__init__(module, kind, head)
@@ -117,27 +119,27 @@ class ShardedNetwork(Network):
         self.added: list[str] = []
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """Return a complete parameter, gathered from all ranks. Every rank must call it."""
+        """Return a complete parameter, gathered from all ranks. Every rank must call this."""
         return whole(tensor.detach())
 
     def put(self, target: Tensor, value: Tensor) -> None:
-        """Write this rank's part of a complete tensor into a parameter."""
+        """Write this rank's part of the complete ``value`` into the parameter ``target``."""
         own(target).copy_(value[box(target)])
 
     def identity(self, tensor: Tensor) -> Any:
-        """Return a key that tied parameters share."""
+        """Return a key that is the same for all names of a tied parameter."""
         return id(tensor)
 
     def held(self) -> Iterator[Tensor]:
-        """Yield this rank's own parts of parameters and buffers."""
+        """Yield this rank's parts of all parameters and buffers."""
         return (own(tensor) for tensor in super().held())
 
     def to(self, device: torch.device | str) -> None:
-        """Move this rank's parts to a device."""
+        """Move this rank's parts of the model to a device."""
         self.root.to(device)
 
     def save(self, folder: Path) -> None:
-        """Write the model folder on the first rank of the pool. Every rank must call it."""
+        """Write the model folder. Every rank must call this; the first rank of the pool writes."""
         tensors = self.host(self.tensors(precise=True))
         head = self.host(
             (name, self.whole(x))
@@ -147,7 +149,8 @@ class ShardedNetwork(Network):
             self.write(folder, tensors, head)
 
     def host(self, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Return name → a copy in host memory on the pool's first rank, {} on the other ranks."""
+        """Return name → copy in host memory on the pool's first rank, and {} on the other ranks. Every rank
+        must call this."""
         copies = {}
         for name, tensor in tensors:
             if self.ranks.first:
@@ -156,9 +159,12 @@ class ShardedNetwork(Network):
         return copies
 
     def shard(self, low: bool) -> None:
-        """Shard the model over the data-parallel ranks: each layer separately, the head in its own precision,
-        and the rest with ``root``. Gradients are sums, because the objective is already divided by the totals
-        of all ranks."""
+        """Shard the model over the data-parallel ranks. Each layer is sharded separately, the head in its own
+        precision, and the rest with ``root``. low: True to compute in bfloat16.
+
+        Gradients are summed over the ranks, not averaged, because the objective is already divided by the
+        totals of all ranks.
+        """
         policy = (
             MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
             if low
@@ -177,8 +183,8 @@ class ShardedNetwork(Network):
 
     @torch.no_grad()
     def fill(self, spec: ModelSpec) -> None:
-        """Allocate missing storage and read the weights from the folder. A weight that the folder lacks
-        belongs to a new head and becomes zero."""
+        """Allocate the storage of parameters and read their weights from the folder. A weight that the folder
+        does not have belongs to a new head, and becomes zero."""
         state = self.module.state_dict(keep_vars=True)
         empty = {lora.plain(name) for name, tensor in state.items() if tensor.is_meta}
         self.root._apply(
@@ -193,8 +199,9 @@ class ShardedNetwork(Network):
 
 
 def load_sharded(spec: ModelSpec, settings: TrainerSettings, ranks: Ranks) -> ShardedNetwork:
-    """Return the network of the local trainer's ``load_network`` with its weights divided. No rank ever has
-    all weights, unless ``load_empty`` must load the complete model."""
+    """Load the model of a role with divided weights, and return its network. It computes the same as the
+    local backend's ``load_network``. No rank ever holds all weights, except if ``load_empty`` must load the
+    complete model."""
     module, head = parts(spec, settings, load_empty)
     network = ShardedNetwork(module, spec.head, head, ranks)
     network.hold_rotary(spec.longest)

@@ -1,4 +1,5 @@
-"""The mesh of a pool's ranks: the outer dimension is data parallel, the inner one tensor parallel."""
+"""The mesh of a pool's ranks. Its outer dimension is data parallel, and its inner dimension is tensor
+parallel."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from rlflow.errors import PlanError
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a pool from the view of this rank."""
+    """The mesh of a pool's ranks, from the view of one rank."""
 
     data: DeviceMesh  # ranks with different rows
     tensor: DeviceMesh | None  # ranks that share a row's matrix products; None if each rank computes alone
@@ -26,8 +27,9 @@ class Ranks:
 
     @staticmethod
     def of(device: str, tensor_parallel: int) -> Ranks:
-        """Return the mesh over torch's default group. With t = ``tensor_parallel``, ranks k·t to (k+1)·t - 1
-        share rows. Raises PlanError if t does not divide the number of ranks."""
+        """Return the mesh over the ranks of torch's default group. With t = ``tensor_parallel``, the ranks
+        k·t to (k+1)·t - 1 compute the same rows together. Raises PlanError if t does not divide the number of
+        ranks."""
         ranks = dist.get_world_size()
         if ranks % tensor_parallel:
             raise PlanError.of(
@@ -43,12 +45,13 @@ class Ranks:
 
 @functools.lru_cache(maxsize=4)
 def _mesh(group: Any, device: str, data: int, tensor: int) -> DeviceMesh:
-    """Return one mesh for all models of a process, because each mesh makes new groups."""
+    """Return the mesh, which all models of a process share, because every new mesh creates new process
+    groups."""
     return init_device_mesh(device, (data, tensor), mesh_dim_names=("data", "tensor"))
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the complete tensor from the parts of all ranks. Every rank must call it."""
+    """Return the complete tensor, gathered from all ranks. Every rank must call this."""
     if not isinstance(tensor, DTensor):
         return tensor
     # gather the inner division first; torch warns if one call does both
@@ -58,12 +61,12 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def own(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, not a copy."""
+    """Return this rank's part of a tensor. The part is not a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def box(tensor: Tensor) -> tuple[slice, ...]:
-    """Return the slices of the complete tensor that this rank's part covers."""
+    """Return this rank's part of a tensor as slices of the complete tensor."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -71,7 +74,7 @@ def box(tensor: Tensor) -> tuple[slice, ...]:
 
 
 def copies(tensor: Tensor) -> int:
-    """Return how many ranks of the default group hold the same part of the tensor."""
+    """Return the number of ranks of the default group that hold the same part of the tensor as this rank."""
     if not isinstance(tensor, DTensor):
         return dist.get_world_size()
     parts = [

@@ -1,5 +1,5 @@
-"""The fsdp Trainer: the local trainer with weights, gradients and optimizer state divided among a pool's
-ranks."""
+"""The fsdp trainer: the local trainer with weights, gradients and optimizer state divided among the ranks of
+a pool."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rlflow.training.protocols import Capabilities, ModelSpec
 
 
 class Trainer(local.Trainer):
-    """One model divided over all ranks of torch's default group; without a group, the same as the local
-    trainer."""
+    """A trainer whose model is divided over all ranks of torch's default group. Without a group, it is the
+    local trainer."""
 
     Settings = TrainerSettings
 
@@ -56,17 +56,17 @@ class Trainer(local.Trainer):
         )
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """Do ``forward``. If the model is sharded, no graph is kept, because its layers are freed between
-        passes."""
+        """Return the result of ``forward``. If the model is sharded, no graph is kept, because layers are
+        freed between passes."""
         return self.forward(batch, want) if self.ranks is not None else super().forward_ahead(batch, want)
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, DTensor or complete tensor) of the model without adapters. These are
-        views of this rank's parts; nothing is gathered. Tied weights come once."""
+        """Yield (Hugging Face name, DTensor or complete tensor) for each weight of the model without
+        adapters. The tensors are live, and nothing is gathered. A tied weight comes once."""
         return ((names[0], tensor) for names, tensor in self.network.own())
 
     def save(self, folder: Path) -> None:
-        """Write the model folder. Every rank must call it; the first rank writes."""
+        """Write the model folder. Every rank must call this; the first rank writes."""
         if not dist.is_initialized() or dist.get_rank() == 0:
             super().save(folder)
         elif self.ranks is not None:
@@ -79,7 +79,7 @@ class Trainer(local.Trainer):
         return not dist.is_initialized() or dist.get_rank() == 0
 
     def load(self, folder: Path) -> None:
-        """Load the weights of a folder that ``save`` wrote, without changing the optimizer."""
+        """Load weights from a folder that ``save`` wrote. The optimizer is not changed."""
         if self.ranks is None:
             return super().load(folder)
         files = Files(folder, self.network.module.base_model_prefix)
@@ -94,8 +94,8 @@ class Trainer(local.Trainer):
             self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the local trainer's ``state`` on the first rank, as complete tensors in host memory. The
-        other ranks get {}. Every rank must call it."""
+        """Return the local trainer's ``state`` on the first rank, as complete tensors in host memory. On the
+        other ranks, return {}. Every rank must call this."""
         return self.network.host(self._state()) if self.ranks is not None else super().state()
 
     def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
@@ -104,7 +104,7 @@ class Trainer(local.Trainer):
         return self.network.root(self._computed, rows, want)
 
     def _computed(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Return copies of the computed quantities, because FSDP2 attaches hooks to them and a view could
+        """Return copies of the computed quantities. FSDP2 attaches hooks to the results, and a view could
         lose its hook."""
         return {name: x.clone() for name, x in super()._compute(rows, want).items()}
 
@@ -112,8 +112,8 @@ class Trainer(local.Trainer):
         return (own(tensor.detach()) for tensor in super()._tensors(part))
 
     def _clip(self, learning: list[torch.nn.Parameter]) -> float:
-        """Clip gradients, which backward passes have already summed. Each part's square counts once, even if
-        several ranks have it."""
+        """Clip the gradients, which the backward passes have already summed, and return the norm before
+        clipping. If several ranks hold the same part of a gradient, the norm counts it once."""
         if self.ranks is None:
             return super()._clip(learning)
         self._add_heads()
@@ -131,7 +131,8 @@ class Trainer(local.Trainer):
         return ((name, own(tensor)) for name, tensor in super()._learning())
 
     def _add_heads(self) -> None:
-        """Sum over the tensor-parallel ranks the gradients that each rank has only for its own heads."""
+        """Sum the gradients of the parameters ``added`` over the tensor-parallel ranks. Each rank has only
+        the gradient from its own attention heads."""
         named = dict(self.network.module.named_parameters())
         for parameter in (named[name] for name in self.network.added):
             if parameter.grad is not None:
@@ -139,7 +140,8 @@ class Trainer(local.Trainer):
 
 
 def _ranks(spec: ModelSpec, settings: TrainerSettings) -> Ranks | None:
-    """Return the mesh of the ranks; None if every rank has the complete model."""
+    """Return the mesh of the ranks; None if every rank holds the complete model. Raises PlanError if
+    ``tensor_parallel`` needs a mesh but there is none."""
     alone = not dist.is_initialized()
     if settings.tensor_parallel > 1 and (alone or settings.shard == "none"):
         setting = "one process without a torch group" if alone else "--shard none"
