@@ -1,7 +1,6 @@
-"""Watch a run: its output while it runs, its records for other programs, and the commands that read these
-records.
+"""Watch runs: display and record a run, and implement the commands that read the records.
 
-Here: reporters, the live view, trackers, status and notes, `rlflow runs`, `show`, `watch` and `doctor`, and
-the masking of secrets in their output. Not here: computing metrics (`rlflow.execution`,
-`rlflow.runs.records`), and the health of workers (`rlflow.cluster.health`).
+The package has the reporters, the live view, trackers, status and notes, `rlflow runs`, `show`, `watch` and
+`doctor`, and masks secrets in their output. Metrics are computed in `rlflow.execution` and
+`rlflow.runs.records`. The health of workers is in `rlflow.cluster.health`.
 """

@@ -1,4 +1,4 @@
-"""Text charts of curves, for terminals with and without colors."""
+"""Draw curves as text charts, for terminals with and without colors."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ Cells = dict[tuple[int, int], tuple[str, str]]  # (line from the bottom, column)
 
 
 def mark(position: int) -> str:
-    """Return the letter that marks a curve, by the curve's position among several; '?' if there are more
-    curves than letters."""
+    """Return the letter that marks the curve with this index in a chart; '?' after the last letter."""
     return MARKS[position] if position < len(MARKS) else "?"
 
 
 def color(position: int) -> str:
-    """Return the color of a curve, by the curve's position among several."""
+    """Return the color of the curve with this index in a chart."""
     return COLORS[position % len(COLORS)]
 
 
 def chart(curves: Mapping[str, Curve], width: int, height: int = HEIGHT) -> Text:
-    """Draw curves in one chart of at most ``width`` columns and ``height`` lines above the axis, and return
-    it. The keys of ``curves`` mark the points of their curves. If a curve has several points in a column, one
-    mark shows the points' mean. Curves without points are skipped."""
+    """Draw curves in one text chart, and return it.
+
+    The chart has at most ``width`` columns, and ``height`` lines above the axis. The keys of ``curves`` mark
+    the points of their curves. If a curve has several points in a column, one mark shows their mean. Curves
+    without points are skipped.
+    """
     drawn = {name: curve for name, curve in curves.items() if curve}
     values = [value for curve in drawn.values() for _, value in curve]
     if not values:
@@ -60,7 +62,7 @@ def chart(curves: Mapping[str, Curve], width: int, height: int = HEIGHT) -> Text
 
 
 def _labels(low: float, high: float, height: int) -> list[str]:
-    """Return the label of each line, from the bottom; empty for most lines."""
+    """Return the y-axis label of each line, the lowest line first. Most labels are empty."""
     if high <= low:
         return [f"{low:.4g}", *[""] * (height - 1)]
     labelled = {0, (height - 1) // 2, height - 1}
@@ -73,8 +75,11 @@ def _labels(low: float, high: float, height: int) -> list[str]:
 def _cells(
     curve: Curve, across: tuple[int, int], up: tuple[float, float], size: tuple[int, int]
 ) -> Iterator[tuple[int, int]]:
-    """Yield (column, line from the bottom) for each column in which a curve has points, at the mean of these
-    points."""
+    """Yield (column, line from the bottom) for each column in which the curve has points.
+
+    The line shows the mean of these points. ``across`` and ``up``: the ranges of both axes. ``size``: columns
+    and lines of the chart.
+    """
     by_column: dict[int, list[float]] = {}
     for number, value in curve:
         by_column.setdefault(_place(number, *across, size[0]), []).append(value)
@@ -84,12 +89,13 @@ def _cells(
 
 def _place(value: float, low: float, high: float, count: int) -> int:
     """Return the index of the level nearest to ``value``, among ``count`` equally spaced levels from ``low``
-    to ``high``."""
+    to ``high``.
+    """
     return round((value - low) / (high - low) * (count - 1)) if high > low else 0
 
 
 def _add(cells: Cells, points: Sequence[tuple[int, int]], name: str, style: str) -> None:
-    """Draw a curve into the cells: its points, and lines between its points in cells that are still empty."""
+    """Draw a curve's points into the chart, and lines between them in cells that are still empty."""
     for (start, below), (end, above) in itertools.pairwise(points):
         for column in range(start + 1, end):
             line = round(below + (above - below) * (column - start) / (end - start))

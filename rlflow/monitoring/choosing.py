@@ -1,4 +1,4 @@
-"""Select and sort the runs for `rlflow runs`, by state, settings and last numbers."""
+"""Select and sort the runs that `rlflow runs` lists, by state, settings and last metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run in the list of `rlflow runs`, with all values by which it can be selected."""
+    """A run in the list of `rlflow runs`, with all values that conditions and sorting can use."""
 
     summary: RunSummary
     settings: Mapping[str, Any]  # flag name → value
@@ -35,7 +35,7 @@ class ListedRun:
 
 
 def listed_run(summary: RunSummary) -> ListedRun:
-    """Return a run with its settings, which are read from the run's folder."""
+    """Return a run with its settings, read from the run's folder."""
     settings = flags_of(summary.folder)
     columns = {
         "run": summary.folder.name,
@@ -56,8 +56,10 @@ class Condition:
     value: str
 
     def holds(self, run: ListedRun) -> bool:
-        """Whether a run meets the condition. Numbers are compared as numbers. A run without the value meets
-        only conditions with ``!=``."""
+        """Whether a run meets the condition. Numbers are compared as numbers.
+
+        A run without the value meets only conditions with ``!=``.
+        """
         if self.name not in run.values:
             return self.sign == "!="
         recorded, wanted = as_text(run.values[self.name]), as_text(self.value)
@@ -68,7 +70,7 @@ class Condition:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a value as a number if it is a number, or a text that denotes one; else None."""
+    """Return a value as a number if it is a number or a text that contains one; else None."""
     if is_number(value):
         return float(value)
     try:
@@ -78,7 +80,7 @@ def as_number(value: Any) -> float | None:
 
 
 def condition(text: str) -> Condition:
-    """Return the condition that a text denotes. Raises PlanError for an invalid condition."""
+    """Parse a condition of ``--where``. Raises PlanError if it is invalid."""
     match = CONDITION.fullmatch(text)
     if match is None:
         raise PlanError.of(
@@ -100,13 +102,15 @@ def condition(text: str) -> Condition:
 
 
 def full_name(name: str) -> str:
-    """Return a name as runs record it. ``eval/`` is short for ``evaluation/``."""
+    """Return a metric's name as runs record it. ``eval/`` is expanded to ``evaluation/``."""
     return EVALUATION + name.removeprefix(SHORT) if name.startswith(SHORT) else name
 
 
 def chosen(runs: Sequence[ListedRun], where: Sequence[Condition], sort: str) -> list[ListedRun]:
-    """Return the runs that meet all conditions ``where``, sorted by the value named ``sort``, the highest
-    last. Runs without this value come first. Raises PlanError for a name that no run has."""
+    """Return the runs that meet all conditions ``where``, in ascending order of the value named ``sort``.
+
+    Runs without this value come first. Raises PlanError for a name that no run has.
+    """
     names = sorted({name for run in runs for name in run.values})
     sort = full_name(sort)
     for name in (*(each.name for each in where), sort) if runs else ():
@@ -127,7 +131,7 @@ def chosen(runs: Sequence[ListedRun], where: Sequence[Condition], sort: str) -> 
 
 
 def _order(value: Any) -> tuple[int, float, str]:
-    """Return a sort key that puts missing values first, then texts, then numbers."""
+    """Return a sort key that orders missing values before texts, and texts before numbers."""
     number = as_number(value)
     return (
         (2, number, "") if number is not None else (0, 0.0, "") if value is None else (1, 0.0, as_text(value))

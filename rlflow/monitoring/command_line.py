@@ -1,5 +1,4 @@
-"""Mask secrets in the command line, which other users of the machine can read in `ps` and
-/proc/PID/cmdline."""
+"""Mask secrets in the command line, which other users of the machine can read with `ps`."""
 
 from __future__ import annotations
 
@@ -17,9 +16,11 @@ ARGUMENTS = (45, 46)
 
 
 def take_arguments() -> list[str]:
-    """Return the words after the program's name, and mask the secrets in them everywhere else. From this call
-    on, secrets are masked in the process table, in ``sys.argv`` (which Ray and trackers read), and in printed
-    text. Before this call, other users can see them."""
+    """Return the command-line words after the program's name, and mask secrets in them everywhere else.
+
+    From this call on, secrets are masked in the process table, in ``sys.argv`` (which Ray and trackers read),
+    and in printed text. Other users can see the secrets until this call.
+    """
     words = sys.argv[1:]
     for name, value in flags(words):
         remember({name: value})
@@ -33,7 +34,7 @@ def take_arguments() -> list[str]:
 
 
 def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) for each flag, even if the command line is invalid."""
+    """Yield (name, value) for each flag. Also works for an invalid command line."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word[2:].partition("=")
         if word.startswith("--"):
@@ -41,7 +42,7 @@ def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def masked_word(words: Sequence[str], number: int) -> str:
-    """Return the word at index ``number`` with its secret masked; unchanged if it has none."""
+    """Return the word at index ``number`` of a command line. If it contains a secret, the secret is masked."""
     word, before = words[number], words[number - 1] if number else ""
     name, equals, value = word.partition("=")
     if word.startswith("--"):
@@ -54,9 +55,11 @@ def masked_word(words: Sequence[str], number: int) -> str:
 
 
 def overwrite(words: Sequence[str], replacements: Sequence[str]) -> None:
-    """Write stars over each word that has a replacement, in the memory from which the kernel makes the
-    command line. Does nothing if that memory contains other words. Raises OSError, ValueError and IndexError
-    if the memory cannot be found."""
+    """Write stars over each word that has a replacement, in the memory that `ps` shows as the command line.
+
+    Does nothing if that memory contains other words. Raises OSError, ValueError or IndexError if the memory
+    cannot be found.
+    """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(fields[number]) for number in ARGUMENTS)
     memory = Path("/proc/self/cmdline").read_bytes()

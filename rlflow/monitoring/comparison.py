@@ -1,5 +1,4 @@
-"""Compare recorded runs: the settings in which they differ, their curves in one chart, and the conclusions
-that they allow."""
+"""Compare recorded runs: the settings in which they differ, their curves in one chart, and a verdict."""
 
 from __future__ import annotations
 
@@ -29,27 +28,28 @@ GRAPH = "graph"  # the digest of the graph; differences between graphs are print
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs with the same settings except for their seeds."""
+    """Runs that have the same settings except for their seeds."""
 
     label: str  # letter for the arm in charts
     runs: tuple[Recorded, ...]
 
     @property
     def seeds(self) -> int:
-        """The number of different seeds among the arm's runs."""
+        """The number of different seeds in the arm."""
         return len({as_text(run.settings.get("seed")) for run in self.runs})
 
     def curve(self, metric: str) -> Curve:
-        """Return the mean curve of the arm's runs. It has a point for each number of iterations at which all
-        runs have a value."""
+        """Return the mean curve of the arm's runs.
+
+        It has a point at each number of iterations for which all runs have a value.
+        """
         curves = [dict(run.curve(metric)) for run in self.runs]
         common = sorted(set.intersection(*map(set, curves)))
         return [(number, sum(curve[number] for curve in curves) / len(curves)) for number in common]
 
 
 def arms_of(runs: Sequence[Recorded]) -> list[Arm]:
-    """Group runs into arms. The runs of an arm have the same settings except for the seed; arms and runs keep
-    the given order."""
+    """Group runs with the same settings, apart from the seed, into arms. The given order is kept."""
     groups: dict[str, list[Recorded]] = {}
     for run in runs:
         key = {name: as_text(value) for name, value in sorted(run.settings.items()) if name not in NO_ARM}
@@ -58,14 +58,18 @@ def arms_of(runs: Sequence[Recorded]) -> list[Arm]:
 
 
 def best(figure: Figure, values: Iterable[float]) -> float:
-    """Return the highest value if the metric is an accuracy or a reward. Returns NaN for other metrics, since
-    higher values may not be better."""
+    """Return the highest value of an accuracy or a reward.
+
+    Returns NaN for other metrics, since a higher value may not be better.
+    """
     return max(values) if figure.of in (*EVALUATED, Of.REWARD) and figure.name != "missing" else math.nan
 
 
 def area(curve: Curve) -> float:
-    """Return the mean height of a curve by the trapezoid rule: its area divided by its length. For a single
-    point, this is the point's value."""
+    """Return the mean height of a curve: its area by the trapezoid rule, divided by its length.
+
+    For a single point, returns the point's value.
+    """
     pairs = list(itertools.pairwise(curve))
     length = curve[-1][0] - curve[0][0]
     return (
@@ -74,8 +78,11 @@ def area(curve: Curve) -> float:
 
 
 def figures_of(run: Recorded, metric: str) -> dict[str, float | None]:
-    """Return the last value, the best value and the area of a metric in a run, and the run's costs, each by
-    its name. A value is None if the run's folder does not have it."""
+    """Return the results and costs of a run by name: the metric's last value, best value and area, and the
+    costs.
+
+    A value is None if the run's folder does not have it.
+    """
     curve = run.curve(metric)
     height = best(run.table[metric], [value for _, value in curve]) if curve else math.nan
     return {
@@ -90,7 +97,7 @@ def figures_of(run: Recorded, metric: str) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of runs."""
+    """A comparison of runs, grouped into arms."""
 
     arms: tuple[Arm, ...]
     metrics: tuple[str, ...]  # the metrics to draw; the table and the verdict use only the first
@@ -104,12 +111,12 @@ class Comparison:
 
     @property
     def settings(self) -> dict[str, list[str]]:
-        """The settings in which the arms differ, each with the value in every arm."""
+        """The settings in which the arms differ, each with its value in every arm."""
         settings = differing([arm.runs[0].settings for arm in self.arms])
         return {name: values for name, values in settings.items() if name not in {GRAPH, *NO_ARM}}
 
     def as_json(self) -> dict[str, Any]:
-        """Return all printed content as plain values."""
+        """Return everything that is printed, as plain values."""
         runs = [
             {
                 "run": str(run.folder),
@@ -140,10 +147,12 @@ class Comparison:
 def compared(
     runs: Sequence[Recorded], metrics: Sequence[str], graphs: Mapping[str, Sequence[str]]
 ) -> Comparison:
-    """Return the comparison of runs by held-out accuracy, or by the mean reward if no run has a held-out
-    accuracy. If several rewards have a mean, all are drawn; the table then shows the first of them in
-    ``metrics``, else the first reward. ``metrics``: further metrics to draw. ``graphs``: see ``Comparison``.
-    Raises PlanError for a metric that no run has."""
+    """Compare runs by held-out accuracy, or by mean reward if no run has a held-out accuracy.
+
+    If several rewards have a mean, all of them are drawn. The table shows the first of them that is in
+    ``metrics``, or else the first reward. ``metrics``: further metrics to draw. ``graphs``: see
+    ``Comparison``. Raises PlanError for a metric that no run has.
+    """
     names = sorted({name for run in runs for name in run.metrics})
     unknown = next((metric for metric in metrics if metric not in names), None)
     if unknown is not None:
@@ -164,9 +173,11 @@ def compared(
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return one sentence with the conclusion that the runs allow. If an arm has fewer than ENOUGH seeds,
-    there is no ranking. Otherwise the sentence states whether the ranges of the last values overlap, which is
-    not a statistical test."""
+    """Return one sentence with the conclusion that the runs allow.
+
+    If an arm has fewer than ENOUGH seeds, there is no ranking. Otherwise the sentence says whether the ranges
+    of the last values overlap. This is not a statistical test.
+    """
     arms, metric = comparison.arms, next(iter(comparison.metrics), "")
     if len(arms) == 1:
         return f"all {len(arms[0].runs)} runs have the same settings: there is nothing to rank"
@@ -189,8 +200,9 @@ def verdict(comparison: Comparison) -> str:
 
 
 def cautions(comparison: Comparison) -> list[str]:
-    """Return sentences about differences because of which the numbers of the runs are less comparable than
-    they seem."""
+    """Return sentences on why the runs are not fully comparable: other data, unfinished runs or other
+    lengths.
+    """
     runs, settings = comparison.runs, comparison.settings
     data = [name for name in settings if name in DATA or name.startswith("data.")]
     unfinished = [run.name for run in runs if run.summary.state != "done"]
@@ -211,7 +223,7 @@ def cautions(comparison: Comparison) -> list[str]:
 
 
 def drawn(comparison: Comparison, width: int) -> list[RenderableType]:
-    """Return the comparison as text for a terminal of ``width`` columns."""
+    """Return the comparison as text for a terminal with ``width`` columns."""
     parts: list[RenderableType] = [_settings(comparison)]
     for name, lines in comparison.graphs.items():
         parts.append(
@@ -250,7 +262,7 @@ def _of_means(comparison: Comparison) -> str:
 
 
 def _settings(comparison: Comparison) -> RenderableType:
-    """Return a table with a row for each setting that differs and a column for each arm."""
+    """Return a table with a row for each setting that differs, and a column for each arm."""
     table = Table("setting", box=None, padding=(0, 2, 0, 0))
     for position, arm in enumerate(comparison.arms):
         table.add_column(Text(arm.label, style=color(position)), overflow="fold")
@@ -265,8 +277,10 @@ def _settings(comparison: Comparison) -> RenderableType:
 
 
 def _table(comparison: Comparison) -> Table:
-    """Return a table of the first metric and the costs. It has a row for each run, and for an arm with
-    several runs a row with their mean and range."""
+    """Return a table of the first metric and the costs, with a row for each run.
+
+    An arm with several runs has two more rows, with the mean and the range.
+    """
     metric = next(iter(comparison.metrics), "")
     table = Table("", "run", "state", box=None, padding=(0, 2, 0, 0))
     for name in ("last", "best", "area", "seconds", "tokens", "rows trained"):
@@ -287,7 +301,7 @@ def _table(comparison: Comparison) -> Table:
 
 
 def _number(name: str, value: float | None) -> str:
-    """Return a figure as text; empty for None."""
+    """Return a result or cost as text; empty for None."""
     if value is None:
         return ""
     return (

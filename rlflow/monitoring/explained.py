@@ -1,5 +1,7 @@
 """`rlflow explain`: why a run learns little, the most important reason first, and what limited its speed.
-Also the line with which other views refer to `rlflow explain`."""
+
+Other views show a line that refers to `rlflow explain`, which is also made here.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ WORDS = 3  # the last lines of bounds.txt, this many, name the limit on the run'
 
 
 def evidence_of(run: Recorded) -> Evidence:
-    """Return the settings of a run and its recorded iterations. An iteration that was recorded twice occurs
-    once."""
+    """Return a run's settings and recorded iterations. If an iteration was recorded twice, the last record
+    counts.
+    """
     figures = [
         (number, by_figure(values, run.table))
         for number, values in sorted(dict(run.history.iterations).items())
@@ -30,14 +33,16 @@ def evidence_of(run: Recorded) -> Evidence:
 
 
 def reasons_of(run: Recorded) -> list[Finding]:
-    """Return the reasons why a run learns little: first the claims that its proof falsified, then the
-    findings from its metrics."""
+    """Return the reasons why a run learns little.
+
+    Claims that the run's proof falsified come before findings from its metrics.
+    """
     claims = falsified(read_object(run.folder / PROOF))
     return [*(claim.finding() for claim in claims), *findings(evidence_of(run))]
 
 
 def explanation(folder: Path) -> list[str]:
-    """Return the lines of `rlflow explain`. Never raises; unreadable files count as missing."""
+    """Return the lines of `rlflow explain` for a run. Never raises; unreadable files count as missing."""
     run = recorded(folder)
     reasons = reasons_of(run)
     return [
@@ -52,8 +57,10 @@ def explanation(folder: Path) -> list[str]:
 
 
 def as_json(folder: Path) -> dict[str, Any]:
-    """Return the content of `rlflow explain --json` as plain values: findings with evidence and thresholds,
-    and the content of bounds.json."""
+    """Return the content of `rlflow explain --json` as plain values.
+
+    It has the findings with their evidence and thresholds, and the content of bounds.json.
+    """
     run = recorded(folder)
     return {
         "run": str(run.folder),
@@ -66,8 +73,10 @@ def as_json(folder: Path) -> dict[str, Any]:
 
 
 def pointer(folder: Path, shown: str = "") -> str | None:
-    """Return a line that refers to `rlflow explain` if there is an alarm; None otherwise. ``shown``: the
-    folder as users write it."""
+    """Return a line with the run's first alarm, which refers to `rlflow explain`; None without an alarm.
+
+    ``shown``: the folder as the user writes it.
+    """
     alarm = next((finding for finding in reasons_of(recorded(folder)) if finding.alarm), None)
     return None if alarm is None else f"alarm: {alarm.words}; for details: rlflow explain {shown or folder}"
 
@@ -96,8 +105,9 @@ def _time(folder: Path) -> list[str]:
 
 
 def bound_lines(folder: Path) -> list[str]:
-    """Return the last lines of bounds.txt, which name the limit on the run's speed; empty before the run has
-    ended."""
+    """Return the last lines of bounds.txt, which say what limited the run's speed; empty before the run has
+    ended.
+    """
     try:
         return durable.read(folder / "bounds.txt").decode(errors="replace").splitlines()[-WORDS:]
     except OSError:

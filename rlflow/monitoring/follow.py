@@ -1,4 +1,4 @@
-"""Follow a run from another process: read its files as they grow, and pass their content to a reporter."""
+"""Follow a run from another process: read its files while they grow, and report their content."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ EVERY_SECONDS = 0.5
 
 
 def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = time.sleep) -> RunSummary:
-    """Pass the events of a run to a reporter until the run ends, and return the run's summary. ``wait`` is
-    called with the number of seconds to wait between two reads."""
+    """Pass the events of a run to a reporter until the run ends, and return the run's summary.
+
+    ``wait``: called with the seconds to wait before each new read.
+    """
     metrics = Growing(folder / "metrics.jsonl")
     reporter.start(info(summarised(folder)))
     while True:
@@ -31,7 +33,10 @@ def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = tim
 
 
 def pass_lines(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
-    """Pass lines of metrics.jsonl to the reporter. Only the last iteration has the seconds of nodes."""
+    """Pass lines of metrics.jsonl to the reporter, with the seconds of nodes from timeline.json.
+
+    These seconds are those of the last iteration.
+    """
     stages, table = (stage_seconds(folder), keys.read(folder)) if lines else ({}, {})
     for line in lines:
         history = History(table)
@@ -44,12 +49,12 @@ def pass_lines(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
 
 
 def info(summary: RunSummary) -> RunInfo:
-    """Return the run of a summary in the form that reporters accept."""
+    """Return a run's summary as the ``RunInfo`` that reporters take."""
     return RunInfo(summary.folder, summary.flow, summary.iterations)
 
 
 def frame(folder: Path) -> Frame:
-    """Return the frame of a run from the present content of its files."""
+    """Return the state of a run as a frame, from the current content of its files."""
     run = recorded(folder)
     history, summary = run.history, run.summary
     recent = tuple(values["seconds"] for _, values in history.iterations[-RECENT:] if "seconds" in values)
@@ -73,7 +78,7 @@ def frame(folder: Path) -> Frame:
 
 
 def ending(summary: RunSummary) -> str:
-    """Return a line on how a run has ended."""
+    """Return a line that says how a run has ended."""
     endings = {
         "unknown": f"has no {status.FILE}, so its state is unknown",
         "died": "died: its process ended without writing a last status",

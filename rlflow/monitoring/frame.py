@@ -1,5 +1,4 @@
-"""A frame: the state of a run at one moment, and how to draw it. The live view and `rlflow watch` show
-frames."""
+"""Draw frames for the live view and `rlflow watch`. A frame is the state of a run at one moment."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ class Frame:
 
 
 def draw(frame: Frame, width: int) -> RenderableType:
-    """Return the drawing of a frame for a terminal of ``width`` columns."""
+    """Draw a frame for a terminal with ``width`` columns, and return the text."""
     funnel = [
         Text(line, style="dim", no_wrap=True, overflow="ellipsis")
         for line in map(printable, funnel_lines(frame.metrics))
@@ -101,7 +100,7 @@ def _time(frame: Frame) -> str:
 
 
 def _numbers(frame: Frame) -> RenderableType:
-    """Return the numbers of the frame side by side, as many in a line as fit."""
+    """Lay out the numbers of the frame in lines, as many per line as fit."""
     texts = [
         Text.assemble((f"{printable(name)} ", "dim"), (value, "bold"), no_wrap=True)
         for name, value in figures(frame)
@@ -110,7 +109,7 @@ def _numbers(frame: Frame) -> RenderableType:
 
 
 def figures(frame: Frame) -> list[tuple[str, str]]:
-    """Return (name, text) for each number of the frame."""
+    """Return (name, text) for each number that the frame shows."""
     metrics = {
         figure: value for figure, value in frame.metrics.items() if value is not None and math.isfinite(value)
     }
@@ -137,13 +136,15 @@ def figures(frame: Frame) -> list[tuple[str, str]]:
 
 
 def _labelled(label: str, figure: Figure) -> str:
-    """Return the label of a number, with its role if several trained roles have this number."""
+    """Return a number's label, followed by its role if the number exists for several roles."""
     return f"{label} of {figure.role}" if figure.role and figure.of is Of.ROWS else label
 
 
 def _stages(frame: Frame, width: int) -> RenderableType:
-    """Return a bar for each of the slowest nodes, with the node's share of the iteration's seconds. Because
-    nodes overlap, the shares can add up to more than 100%."""
+    """Return a bar for each of the slowest nodes, with its share of the iteration's time.
+
+    The shares can add up to more than 100%, because nodes overlap.
+    """
     total = frame.metrics.get(SECONDS) or sum(frame.stages.values()) or 1.0
     grid = Table.grid(padding=(0, 1))
     slowest = sorted(frame.stages.items(), key=lambda item: -item[1])
@@ -157,7 +158,7 @@ def _stages(frame: Frame, width: int) -> RenderableType:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as text, in a suitable unit."""
+    """Return a duration as text in a suitable unit."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {unit}"

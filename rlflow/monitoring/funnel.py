@@ -1,5 +1,6 @@
-"""The funnel of an iteration as text: how many of the sampled rows remain for learning, and how many of their
-tokens change the weights."""
+"""Describe an iteration's funnel as text: how many sampled rows were trained on, and how many of their tokens
+changed the weights.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,10 @@ CLIPPED = {"clipped_above": "above", "clipped_below": "below"}
 
 
 def funnel_lines(figures: Figures) -> list[str]:
-    """Return a line for the rows of each trained role, and a line for the tokens of each update. Steps of the
-    funnel that an algorithm does not have are omitted."""
+    """Return a line on the rows of each trained role, and a line on the tokens of each update.
+
+    Steps of the funnel that an algorithm does not have are omitted.
+    """
     return [*_rows(figures), *_tokens(figures)]
 
 

@@ -1,5 +1,4 @@
-"""Read the folder of a run in any state: half written, damaged, still growing, or written by another
-program."""
+"""Read the folder of a run in any state: incomplete, damaged, still growing, or written by another program."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class RunSummary:
 
 @dataclass
 class History:
-    """The content of metrics.jsonl. A resumed run may have written an iteration twice."""
+    """The metrics in metrics.jsonl. An iteration can occur twice if the run was resumed."""
 
     # name of a metric → its figure, from the run's figures.json
     table: Mapping[str, Figure] = field(default_factory=dict)
@@ -61,7 +60,7 @@ class History:
         return {name for _, values in (*self.iterations, *self.evaluations) for name in values}
 
     def add(self, line: bytes) -> None:
-        """Read one line. If the line is damaged, it is only counted."""
+        """Add a line of metrics.jsonl. A damaged line is only counted."""
         row = as_object(line)
         number = row.get("iteration") if row else None
         if row is None or not isinstance(number, int):
@@ -75,13 +74,15 @@ class History:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder belongs to a run, judging by the files in it."""
+    """Whether a folder belongs to a run, judging by the files in it."""
     return any((folder / name).is_file() for name in SIGNS)
 
 
 def find_run(text: str, base: Path = Path("runs")) -> Path:
-    """Return the folder of a run, given as a path or as a name in ``base``. If there is no such run, raises
-    PlanError with the nearest name."""
+    """Return the folder of a run. ``text``: its path, or its name in ``base``.
+
+    If there is no such run, raises PlanError, which suggests the nearest name.
+    """
     path = Path(text)
     for folder in (path, base / text):
         if is_run(folder):
@@ -106,7 +107,7 @@ def find_run(text: str, base: Path = Path("runs")) -> Path:
 
 
 def run_folders(base: Path) -> list[Path]:
-    """Return the folders of runs in the folder ``base``, sorted by name; empty if ``base`` cannot be read."""
+    """Return the folders of runs in ``base``, sorted by name; empty if ``base`` cannot be read."""
     try:
         return sorted(
             path
@@ -118,8 +119,7 @@ def run_folders(base: Path) -> list[Path]:
 
 
 def summarised(folder: Path) -> RunSummary:
-    """Return the summary of a run's folder. Never raises; the values of unreadable files keep their
-    defaults."""
+    """Return the summary of a run's folder. Never raises. Values from unreadable files keep their defaults."""
     settings, recorded, problem = read_object(folder / "settings.json"), None, ""
     try:
         recorded = status.read(folder)
@@ -153,8 +153,10 @@ def summarised(folder: Path) -> RunSummary:
 
 
 def _guessed(folder: Path) -> str:
-    """Return the state of a run without a status file: "done" if its models were saved, since that happens
-    last."""
+    """Return the state of a run without a status file.
+
+    The state is "done" if the models were saved, which is a run's last step, and "unknown" otherwise.
+    """
     return "done" if (folder / "final").is_dir() else "unknown"
 
 
@@ -169,8 +171,10 @@ def _touched(folder: Path) -> float:
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:
-    """Return node → seconds for the last iteration in timeline.json. The file is read line by line, because
-    the JSON in it is not closed while the run is active."""
+    """Return the seconds of each node in the last iteration of timeline.json.
+
+    The file is read line by line, because its JSON is not closed while the run is active.
+    """
     lines = (line.strip(b"[,\r") for line in tail(folder / "timeline.json"))
     events = [event for event in objects(lines) if event.get("ph") == "X"]
     # skip events of single ranks
@@ -187,8 +191,7 @@ def stage_seconds(folder: Path) -> dict[str, float]:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a JSON value is a number that fits into a float. Integers in JSON may have any
-    length."""
+    """Whether a JSON value is a number that fits into a float. JSON integers may have any length."""
     return isinstance(value, float) or (
         isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023
     )

@@ -1,5 +1,8 @@
-"""The names of figures in metrics.jsonl. The run chooses the names when it writes the file. Readers look them
-up in figures.json, which is next to it."""
+"""The names of metrics in metrics.jsonl.
+
+The run chooses the names when it writes the file. Readers look them up in figures.json, which is stored next
+to it.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,20 @@ Figures = Mapping[Figure, float]
 
 
 class FigureNames:
-    """Chooses a unique name in metrics.jsonl for each figure, which is the same in every line. ``table``:
-    names that an earlier process of the same run chose."""
+    """Chooses a unique name in metrics.jsonl for each figure. A figure has the same name in every line.
+
+    ``table``: names that an earlier process of the same run chose.
+    """
 
     def __init__(self, table: Mapping[str, Figure] | None = None) -> None:
         self.table = dict(table or {})
         self._names = {figure: key for key, figure in self.table.items()}
 
     def of(self, figure: Figure) -> str:
-        """Return the name of a figure. If another figure already has the plain name, this figure's subject is
-        appended in brackets."""
+        """Return the name of a figure.
+
+        If another figure already has the plain name, the kind of this figure is appended in brackets.
+        """
         if figure not in self._names:
             key = (
                 figure.key if figure.key not in (*self.table, "iteration") else f"{figure.key} ({figure.of})"
@@ -34,7 +41,7 @@ class FigureNames:
         return self._names[figure]
 
     def packed(self) -> bytes:
-        """Return the content of figures.json."""
+        """Return the names and figures as the content of figures.json."""
         lines = (
             f"{json.dumps(key)}: {json.dumps({name: text for name, text in figure._asdict().items() if text})}"
             for key, figure in self.table.items()
@@ -43,7 +50,7 @@ class FigureNames:
 
 
 def read(folder: Path) -> dict[str, Figure]:
-    """Return the table in a run's folder: name → figure. Empty if the folder has no readable table."""
+    """Return the figure of each name in a run's figures.json; empty if there is no readable file."""
     try:
         content = json.loads(durable.read(folder / FILE))
         return {
@@ -55,19 +62,22 @@ def read(folder: Path) -> dict[str, Figure]:
 
 
 def completed(table: Mapping[str, Figure], keys: Iterable[str]) -> dict[str, Figure]:
-    """Return the table with all ``keys``. The figures of missing keys are guessed from their names; folders
-    written by an earlier version do not have a table."""
+    """Return the table with an entry for each of ``keys``.
+
+    The figures of missing keys are guessed from their names, because folders written by earlier versions have
+    no table.
+    """
     unknown = [key for key in dict.fromkeys(keys) if key not in table]
     return dict(table) | (_guessed(unknown) if unknown else {})
 
 
 def by_figure(values: Mapping[str, float], table: Mapping[str, Figure]) -> dict[Figure, float]:
-    """Return the numbers in a line of metrics.jsonl by figure. ``table``: as ``completed`` returns it."""
+    """Return the numbers in a line of metrics.jsonl by figure. ``table``: the result of ``completed``."""
     return {table[key]: value for key, value in values.items()}
 
 
 def is_evaluation(table: Mapping[str, Figure], keys: Iterable[str]) -> bool:
-    """Return whether a line of metrics.jsonl with these names belongs to an evaluation."""
+    """Whether a line of metrics.jsonl with the names ``keys`` belongs to an evaluation."""
     own = [key for key in keys if key != "iteration"]
     figures = [table[key] for key in own if key in table] + list(
         _guessed([key for key in own if key not in table]).values()

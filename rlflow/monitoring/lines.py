@@ -1,5 +1,4 @@
-"""Join pieces of output into lines. Several threads may read the output, which comes from reward and service
-processes."""
+"""Join pieces of output into lines. Several threads may read the output of reward and service processes."""
 
 from __future__ import annotations
 
@@ -12,18 +11,22 @@ WAITING = 1000  # most lines that wait; if there are more, the oldest are droppe
 
 
 class Lines:
-    """Joins pieces of output into lines. Calls ``add`` with each line, without the line's end. Only one
-    thread at a time calls ``add``."""
+    """Joins pieces of output into lines, and calls ``add`` with each line, without its line end.
+
+    Only one thread at a time calls ``add``.
+    """
 
     def __init__(self, add: Callable[[bytes], object], longest: int = LINE) -> None:
-        """``add``: called with each line. ``longest``: bytes after which a line is split."""
+        """Set the callback ``add``, which gets each line. ``longest``: bytes after which a line is split."""
         self._add, self._longest = add, longest
         self._begun: dict[int, bytes] = {}  # thread → the unfinished line of its process
         self._turn = threading.Lock()
 
     def on_output(self, data: bytes) -> None:
-        """Take a piece of output from the process that the calling thread reads. An empty piece means that
-        the process has closed its output."""
+        """Take a piece of output from the process that the calling thread reads.
+
+        An empty piece means that the process has closed its output.
+        """
         with self._turn:
             thread = threading.get_ident()
             *lines, rest = (self._begun.get(thread, b"") + data).split(b"\n")
@@ -33,7 +36,7 @@ class Lines:
                 self._add(line)
 
     def close(self) -> None:
-        """Pass the unfinished lines to ``add``."""
+        """Pass unfinished lines to ``add``."""
         with self._turn:
             for rest in filter(None, self._begun.values()):
                 self._add(rest)
@@ -41,12 +44,12 @@ class Lines:
 
 
 class WaitingLines:
-    """Finished lines that a worker sends with its next answer."""
+    """Collects lines in a worker, which sends them with its next answer."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=WAITING)
         self.on_output = Lines(self._lines.append).on_output
 
     def take(self) -> bytes:
-        """Return all lines that were finished since the last call, each with its line end."""
+        """Return the lines finished since the last call, each with its line end."""
         return b"".join(self._lines.popleft() + b"\n" for _ in range(len(self._lines)))

@@ -1,4 +1,4 @@
-"""The live view: a frame at the foot of the terminal, redrawn several times a second, with notes above it."""
+"""The live view: a frame at the bottom of the terminal, redrawn several times a second, with notes above it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ TRAINED = Figure(Of.ROW_OUTCOME, "trained")  # rows that an update used
 
 
 def lively(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal on which the cursor can be moved."""
+    """Whether a stream is a terminal on which the cursor can be moved."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 class Live:
-    """A reporter that shows the run at the foot of a terminal. If drawing fails, the error is shown instead
-    of the frame, and the run continues. ``clock``: returns seconds."""
+    """A reporter that shows the run at the bottom of a terminal. ``clock``: returns seconds.
+
+    If drawing fails, the next event raises the error, so that the caller drops this reporter.
+    """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._console = stream, Console(file=stream, highlight=False)
@@ -45,7 +47,7 @@ class Live:
         self.frame = Frame()
 
     def start(self, run: RunInfo) -> None:
-        """Start drawing the frame of a run."""
+        """Start drawing the run's frame."""
         self.note(f"run: {run.place}")
         self.frame = Frame(run.flow, run.place, done=run.done, iterations=run.iterations)
         self._held_out, self._since = run.held_out, self._clock()
@@ -63,7 +65,7 @@ class Live:
         self._thread.start()
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Show the numbers of an iteration in the frame."""
+        """Show an iteration's numbers in the frame."""
         self._check()
         recent = (*self.frame.recent[1 - RECENT :], metrics.get(SECONDS, 0.0))
         self.frame = replace(
@@ -77,7 +79,7 @@ class Live:
         self._since = self._clock()
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """Show the result of an evaluation in the frame, and print it as a note."""
+        """Show an evaluation's result in the frame, and print it as a note."""
         self._check()
         points = dict(self.frame.curve) | ({number: metrics[HELD_OUT]} if HELD_OUT in metrics else {})
         self.frame = replace(self.frame, evaluation=metrics, evaluated=number, curve=sorted(points.items()))
@@ -88,11 +90,11 @@ class Live:
         self._console.print(Text(printable(masked(text))), soft_wrap=True)
 
     def close(self, state: State, error: str = "") -> None:
-        """End the view with the run's state."""
+        """End the view, and draw the run's final state."""
         self.stop(state)
 
     def stop(self, state: str = "running") -> None:
-        """End the view: draw the last frame with the run's state ``state``, and restore the terminal."""
+        """Draw the last frame with the run's state ``state``, and restore the terminal."""
         self.frame = replace(self.frame, state=state)
         live, self._live = self._live, None
         if live is None:
@@ -106,7 +108,9 @@ class Live:
                 self._thread.join()
 
     def _check(self) -> None:
-        """Raise the drawing thread's error in the caller's thread. The caller can then drop this reporter."""
+        """If the drawing thread has failed, end the view and raise its error, so that the caller can drop
+        this reporter.
+        """
         if self._failed:
             self.stop()
             raise self._failed
@@ -129,8 +133,7 @@ class Live:
         live.refresh()
 
     def _drawn(self) -> RenderableType:
-        """Return the drawing of the current frame. Any thread may call this, since a frame is only replaced,
-        never changed."""
+        """Draw the current frame. Any thread may call this, since a frame is never changed, only replaced."""
         try:
             return draw(replace(self.frame, running=self._clock() - self._since), self._console.width)
         except Exception as error:

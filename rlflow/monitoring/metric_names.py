@@ -1,14 +1,14 @@
-"""The names of metrics in trackers: the names that verl and TRL use, so that their dashboards work.
+"""Names of metrics in trackers. They are the names that verl and TRL use, so that existing dashboards work.
 
     rlflow                          tracker
-    actor.update/loss               actor/pg_loss; critic.update/loss is critic/vf_loss, of another role ROLE/loss
-    actor.update/clipped            actor/pg_clipfrac; critic.update/clipped is critic/vf_clipfrac
-    ROLE.update/NAME                ROLE/NAME, a second update line of the role ROLE#2/NAME
-    reward/mean                     critic/score/mean; of another reward role rewards/ROLE/mean
-    reward/NAME_mean                rewards/NAME/mean: one of several weighted rewards
-    evaluation/SET/FIGURE           of a set of --eval: val/SET/accuracy and val/SET/accuracy_greedy; mean@n, pass@k and maj@k are
+    actor.update/loss               actor/pg_loss (critic: critic/vf_loss; another role: ROLE/loss)
+    actor.update/clipped            actor/pg_clipfrac (critic: critic/vf_clipfrac)
+    ROLE.update/NAME                ROLE/NAME (second update line of the role: ROLE#2/NAME)
+    reward/mean                     critic/score/mean (another reward role: rewards/ROLE/mean)
+    reward/NAME_mean                rewards/NAME/mean (one of several weighted rewards)
+    evaluation/SET/FIGURE           val/SET/accuracy and val/SET/accuracy_greedy (a set of --eval); mean@n, pass@k and maj@k:
                                     val-core/SET/acc/mean@n, …/best@k/mean, …/maj@k/mean
-    other names                     as in TABLE below; names that are not in it stay unchanged
+    other names                     as in TABLE below, or unchanged
 
 A node's seconds are timing_s/NODE. Steps count finished iterations.
 """
@@ -58,8 +58,11 @@ HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}
 def renamed(
     figures: Mapping[Figure, float | None], others: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Return the finite metrics under their tracker names, together with ``others``, which already have
-    tracker names. A metric keeps rlflow's name if its tracker name would be ambiguous."""
+    """Return the finite metrics under their tracker names. ``others``: metrics that already have tracker
+    names.
+
+    A metric keeps rlflow's name if its tracker name would be ambiguous.
+    """
     names = {figure: tracked(figure) for figure in figures}
     taken = {figure.key for figure in figures} | set(others or ())
     renamed_metrics: dict[str, float] = {}
@@ -71,7 +74,9 @@ def renamed(
 
 
 def _names(figure: Figure, tracker_name: str, taken: set[str]) -> tuple[str, ...]:
-    """Return the possible names of a metric, the best first."""
+    """Return the possible tracker names of a metric, the preferred name first. ``taken``: names already in
+    use.
+    """
     plain = () if tracker_name in taken and tracker_name != figure.key else (tracker_name,)
     return (*plain, figure.key, f"{figure.key} ({figure.of})")
 
@@ -96,8 +101,10 @@ def tracked(figure: Figure) -> str:
 
 
 def plainly(figures: Figures) -> dict[str, float]:
-    """Return numbers under rlflow's own names. If two figures have the same name, the second one's subject is
-    appended to its name in brackets."""
+    """Return metrics under rlflow's own names.
+
+    If two have the same name, the second one's kind is appended to its name in brackets.
+    """
     named: dict[str, float] = {}
     for figure, value in figures.items():
         named[f"{figure.key} ({figure.of})" if figure.key in named else figure.key] = value
@@ -105,10 +112,12 @@ def plainly(figures: Figures) -> dict[str, float]:
 
 
 def accuracies(evaluation: Figures) -> dict[str, float]:
-    """Return the accuracies of an evaluation, by the names that users see: ``sampled`` and ``greedy``, or
-    ``ROLE sampled`` and so on if several roles are evaluated. Accuracies by data source (``sampled SOURCE``)
-    and by set of --eval (``SET sampled``) follow. The mean score from a flow's own evaluation is not
-    included."""
+    """Return the accuracies of an evaluation, by the names that users see.
+
+    These names are ``sampled`` and ``greedy``, or ``ROLE sampled`` and so on if several roles are evaluated.
+    Accuracies by data source (``sampled SOURCE``) and by set of --eval (``SET sampled``) follow. The mean
+    score of a flow's own evaluation is not included.
+    """
     own = [figure for figure in evaluation if figure.of is Of.EVALUATION and figure != SCORE]
     by_role = [figure for figure in own if figure.role]
     plain = [figure for figure in own if not figure.role and not figure.part]
@@ -119,13 +128,17 @@ def accuracies(evaluation: Figures) -> dict[str, float]:
 
 
 def share(value: float) -> str:
-    """Format a fraction as a percentage. A value outside 0 to 1 is a mean score, formatted as a number."""
+    """Format a fraction as a percentage. A value outside 0 to 1 is a mean score, and is formatted as a
+    number.
+    """
     return f"{value:.1%}" if 0 <= value <= 1 else f"{value:.3g}"
 
 
 def change(before: float, after: float) -> str:
-    """Return the difference between two shares as text, in percentage points. If a value is outside 0 to 1,
-    both are scores and the difference is a plain number."""
+    """Format the difference between two fractions in percentage points.
+
+    If either value is outside 0 to 1, both are mean scores, and the difference is formatted as a number.
+    """
     shares = all(0 <= value <= 1 for value in (before, after))
     return f"{100 * (after - before):+.1f} points" if shares else f"{after - before:+.3g}"
 
@@ -134,12 +147,12 @@ OF_EPISODES = ("env/turns", "env/failed")
 
 
 def own_metrics(figures: Figures) -> list[Figure]:
-    """Return the metrics of the author's own stages and of environments, sorted by name."""
+    """Return the metrics that the user's stages and environments record, sorted by name."""
     return sorted(filter(is_own, figures), key=lambda figure: figure.key)
 
 
 def is_own(figure: Figure) -> bool:
-    """Return whether a figure is a metric from a stage, from an environment's log, or about episodes."""
+    """Whether a metric comes from a stage or from an environment's log, or describes episodes."""
     return (
         figure.of is Of.STAGE
         or (figure.of is Of.LOGGED and not figure.node)
@@ -148,10 +161,10 @@ def is_own(figure: Figure) -> bool:
 
 
 def means(figures: Figures) -> list[Figure]:
-    """Return the figures of the mean score of each reward role, sorted by name."""
+    """Return the metrics that are a reward role's mean score, sorted by name."""
     return sorted((figure for figure in figures if is_mean(figure)), key=lambda figure: figure.key)
 
 
 def is_mean(figure: Figure) -> bool:
-    """Return whether a figure is the mean score of a reward role."""
+    """Whether a metric is the mean score of a reward role."""
     return figure.of is Of.REWARD and figure.name == "mean" and not figure.part

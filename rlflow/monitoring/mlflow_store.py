@@ -1,5 +1,8 @@
-"""The MLflow tracker. It writes to the server in MLFLOW_TRACKING_URI if the variable is set, else to one file
-store next to the runs."""
+"""The MLflow tracker.
+
+It writes to the server in MLFLOW_TRACKING_URI. If this variable is not set, it writes to a file store next to
+the runs.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ NOT_IN_NAMES = re.compile(r"[^\w.\- /:]", re.ASCII)  # MLflow refuses a call if 
 
 
 class MLflow:
-    """Tracks metrics; settings as parameters; and samples as one table. Raises PlanError if mlflow is not
-    installed."""
+    """Tracks metrics, settings as parameters, and samples as one table. Raises PlanError if mlflow is not
+    installed.
+    """
 
     def __init__(self) -> None:
         # --track mlflow does not mean consent to MLflow's telemetry
@@ -34,7 +38,7 @@ class MLflow:
         self._rows: list[Mapping[str, Any]] = []
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Create the run in MLflow with its settings. Returns a text that says where to find it."""
+        """Create the run in MLflow with its settings, and return a text that says where to find it."""
         address = os.environ.get("MLFLOW_TRACKING_URI") or self._file_store(run)
         self._client = self._module.MlflowClient(tracking_uri=address)
         self._id = self._client.create_run(self._experiment(run.flow), run_name=run.folder.name).info.run_id

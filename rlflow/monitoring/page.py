@@ -1,5 +1,7 @@
-"""A run as HTML for notebooks: its numbers and its learning curve, without network access or scripts. All
-text is escaped."""
+"""Show a run as HTML in notebooks, with its numbers and its learning curve.
+
+The HTML has no scripts and needs no network. All text is escaped.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ WIDTH, HEIGHT, MARGIN = 420.0, 150.0, 34.0  # pixels
 
 
 def run_html(folder: Path, rows: Iterable[tuple[str, str]]) -> str:
-    """Return a run as HTML: ``rows`` of (name, value), then the curve of the held-out accuracy. Without a
-    held-out accuracy, the mean of each reward is drawn instead."""
+    """Return a run as HTML: the (name, value) pairs in ``rows``, then the curve of the held-out accuracy.
+
+    Without a held-out accuracy, the mean of each reward is drawn instead.
+    """
     run = recorded(folder)
     metrics = [name for name in run.shares if run.curve(name)][:1] or run.keys(is_mean)
     cells = "".join(
@@ -31,7 +35,7 @@ def run_html(folder: Path, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def curve_svg(curve: Curve) -> str:
-    """Return an SVG of a curve: a line through its points, and labels at the ends of both axes."""
+    """Return a curve as SVG: a line through its points, and labels at the ends of both axes."""
     xs, ys = [float(x) for x, _ in curve], [y for _, y in curve]
     points = [
         (
@@ -66,8 +70,9 @@ def curve_svg(curve: Curve) -> str:
 
 
 def _share(value: float, values: list[float]) -> float:
-    """Return the position of a value between the lowest and the highest of ``values``, from 0 to 1; 0.5 if
-    these are equal."""
+    """Return where ``value`` is between the lowest and highest of ``values``, from 0 to 1; 0.5 if these are
+    equal.
+    """
     low, high = min(values), max(values)
     return (value - low) / (high - low) if high > low else 0.5
 

@@ -1,5 +1,7 @@
-"""The reporter for pipes and logs. It prints a line for the first and the last iteration, and between them at
-most one every few seconds."""
+"""The reporter for pipes and logs.
+
+It prints lines for the first and the last iteration, and in between at most one line every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ class Plain:
         self.note(f"run: {run.place}")
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Print a line about an iteration, at most every EVERY_SECONDS."""
+        """Print a line about an iteration, unless the last line was printed less than EVERY_SECONDS ago.
+
+        The first and the last iteration are always printed.
+        """
         total, now = self._run.iterations if self._run else 0, self._clock()
         if number == 0 or number + 1 == total or now - self._printed >= EVERY_SECONDS:
             self._printed = now
@@ -52,12 +57,14 @@ class Plain:
         print(printable(masked(text)), file=self._stream, flush=True)
 
     def close(self, state: State, error: str = "") -> None:
-        """Do nothing, since the command that ends the run prints how the run ended."""
+        """Do nothing, since the command itself prints how the run ended."""
 
 
 def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
-    """Return the line about an evaluation after ``number`` iterations. ``held_out``: the number of its
-    prompts; 0 if unknown."""
+    """Return the line about an evaluation after ``number`` iterations.
+
+    ``held_out``: number of evaluated prompts; 0 if unknown.
+    """
     shares = ", ".join(f"{name} {share(value)}" for name, value in accuracies(metrics).items())
     count = f" of {held_out}" if held_out else ""
     score = f", mean score {metrics[SCORE]:.3g}" if SCORE in metrics else ""

@@ -1,4 +1,4 @@
-"""Read the complete records in a run's folder: settings by flag name, curves and costs."""
+"""Read all records in a run's folder: settings by flag name, curves and costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_SETTINGS = {"name", "out", "track"}  # options without effect on the numbers 
 
 @dataclass(frozen=True)
 class Costs:
-    """Sums over the iterations of a run. A sum is None if the run's folder does not have it."""
+    """Totals over the iterations of a run. A total is None if the run's folder does not record it."""
 
     seconds: float | None = None  # seconds of the iterations, without evaluations and loading
     sampled: int | None = None  # number of rows with sampled tokens
@@ -49,8 +49,7 @@ class Recorded:
         return self.folder.name
 
     def curve(self, metric: str) -> Curve:
-        """Return the values of a metric by number of finished iterations; empty if the run does not have the
-        metric."""
+        """Return a metric as (finished iterations, value) pairs; empty if the run does not have the metric."""
         if metric in self.table and self.table[metric].of in EVALUATED:
             return sorted(
                 {
@@ -69,19 +68,20 @@ class Recorded:
         return sorted(self.history.names)
 
     def keys(self, chosen: Callable[[Figure], bool]) -> list[str]:
-        """Return the names of the metrics whose figure meets ``chosen``, sorted."""
+        """Return the sorted names of the metrics for whose figure ``chosen`` returns True."""
         return [name for name in self.metrics if chosen(self.table[name])]
 
     @property
     def shares(self) -> list[str]:
-        """Return the names of the accuracies of sampled answers: first on held-out prompts from the data,
-        then on each set of --eval."""
+        """The names of the accuracies of sampled answers.
+
+        Held-out prompts of the data come first, then each set of --eval.
+        """
         return [*self.keys(lambda figure: figure == HELD_OUT), *self.keys(is_share_of_set)]
 
 
 def recorded(folder: Path) -> Recorded:
-    """Return the records in a run's folder. Never raises; the values of unreadable files keep their
-    defaults."""
+    """Read the records in a run's folder. Never raises. Values from unreadable files keep their defaults."""
     history = History(keys.read(folder))
     for line in Growing(folder / "metrics.jsonl").lines():
         history.add(line)
@@ -97,8 +97,9 @@ def recorded(folder: Path) -> Recorded:
 
 
 def flags_of(folder: Path) -> dict[str, Any]:
-    """Return the settings of a run by flag name, with its flow, the digest of its graph, and the package
-    versions that it used."""
+    """Return a run's settings by flag name, with its flow, its graph's digest and the package versions that
+    it used.
+    """
     content = read_object(folder / "settings.json")
     hp, options, values = (_object(content.get(name)) for name in ("hp", "options", "values"))
     flags = {name: content[name] for name in ("flow", "graph", *VERSIONS) if name in content}
@@ -107,8 +108,10 @@ def flags_of(folder: Path) -> dict[str, Any]:
 
 
 def sampled_share(evaluation: Figures) -> float | None:
-    """Return the accuracy of sampled answers on held-out prompts from the data; without such prompts, on the
-    first set of --eval. None if there is neither."""
+    """Return the accuracy of sampled answers on held-out prompts of the data.
+
+    Without such prompts, returns the accuracy on the first set of --eval. None if there is neither.
+    """
     return next(
         (
             evaluation[figure]
@@ -120,7 +123,7 @@ def sampled_share(evaluation: Figures) -> float | None:
 
 
 def is_share_of_set(figure: Figure) -> bool:
-    """Return whether a figure is the accuracy of the first role's sampled answers on a set of --eval."""
+    """Whether a metric is the accuracy of the first role's sampled answers on a set of --eval."""
     return figure.of is Of.SET and figure.name == "sampled" and not figure.role
 
 
@@ -129,8 +132,11 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def costs(folder: Path, seconds: float | None) -> Costs:
-    """Return the sums over the row accounting in fates.jsonl. ``seconds``: seconds of all iterations, which
-    are part of the result. A carried-over row counts in the iteration in which it is finished."""
+    """Return a run's totals from the row accounting in fates.jsonl. ``seconds``: the seconds of all
+    iterations.
+
+    A carried-over row counts in the iteration in which it is finished.
+    """
     lines = objects(Growing(folder / "fates.jsonl").lines())
     by_iteration = {line["iteration"]: line for line in lines if isinstance(line.get("iteration"), int)}
     if not by_iteration:
@@ -151,8 +157,10 @@ def _total(counts: Iterable[Mapping[str, Any]], name: str) -> int:
 
 
 def differing(flags: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the settings that differ between runs, each with its value in every run as text; '-' if a run
-    does not have the setting."""
+    """Return the settings that differ between runs, each with the text of its value in every run.
+
+    The text is '-' if a run does not have the setting.
+    """
     names = dict.fromkeys(name for settings in flags for name in settings)
     texts = {
         name: [as_text(settings[name]) if name in settings else "-" for settings in flags] for name in names
@@ -161,8 +169,10 @@ def differing(flags: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def as_text(value: Any) -> str:
-    """Return a setting as text, in the form that its flag accepts. Equal numbers give equal text, whether
-    they were recorded as numbers or as text."""
+    """Return a setting as text that its flag accepts.
+
+    Equal numbers give equal text, even if one was recorded as a number and the other as text.
+    """
     if isinstance(value, str):
         try:
             number = json.loads(value)

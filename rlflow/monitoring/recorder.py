@@ -1,5 +1,4 @@
-"""The reporter that writes the files for `rlflow runs`, `show` and `watch`: the state in status.json, and
-notes in notes.txt."""
+"""The reporter that writes status.json and notes.txt. `rlflow runs`, `show` and `watch` read these files."""
 
 from __future__ import annotations
 
@@ -21,8 +20,10 @@ EVERY_SECONDS = 1.0
 
 
 class Recorder:
-    """Keeps the run's state on disk up to date. If the disk is full, ``say`` is called once; each later event
-    tries to write again. ``clock``: returns seconds."""
+    """Keeps the run's recorded state up to date. ``clock``: returns seconds.
+
+    If the disk is full, ``say`` is called once with a message. Each later event tries to write again.
+    """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock, self._written = say, clock, clock()
@@ -33,7 +34,7 @@ class Recorder:
         self._notes: Log | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Write the state of the starting run, and the notes that came before the start."""
+        """Write the state of the run, and the notes that came before its start."""
         self._run = run
         self._notes = Log(run.folder / NOTES, self._complain)
         self._put(replace(status.begun(run.flow, run.iterations), iteration=run.done))
@@ -41,7 +42,7 @@ class Recorder:
             self.note(text)
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Write that an iteration has ended, at most once every EVERY_SECONDS."""
+        """Write the number of finished iterations, at most once every EVERY_SECONDS."""
         if self._status:
             self._status = replace(self._status, iteration=number + 1)
             if self._clock() - self._written >= EVERY_SECONDS:

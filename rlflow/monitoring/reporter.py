@@ -1,5 +1,7 @@
-"""Reporters, which show or record a run while it runs. If a reporter raises, it is dropped with a note, and
-the run continues."""
+"""Reporters, which show or record a run while it runs.
+
+If a reporter raises, it is dropped with a note, and the run continues.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as it starts."""
+    """What reporters need to know about a run when it starts."""
 
     folder: Path
     flow: str
@@ -34,29 +36,33 @@ class RunInfo:
 
     @property
     def place(self) -> str:
-        """Return the folder as users write it."""
+        """The run's folder as the user writes it."""
         return self.shown or str(self.folder)
 
 
 class Reporter(Protocol):
-    """The interface of a reporter, which receives the events of a run. Iterations count from 0, as in
-    metrics.jsonl."""
+    """The interface of a reporter, which receives the events of a run.
+
+    Iterations count from 0, as in metrics.jsonl.
+    """
 
     def start(self, run: RunInfo) -> None:
-        """Called when the run starts: its folder exists, and its first iteration comes next."""
+        """The run starts. Its folder exists, and its first iteration comes next."""
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Called when an iteration has ended. ``stages``: node → seconds; ``metrics[SECONDS]``: seconds of
-        the complete iteration."""
+        """An iteration has ended.
+
+        ``stages``: the seconds of each node. ``metrics[SECONDS]``: the seconds of the complete iteration.
+        """
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """Called when an evaluation after ``number`` iterations has ended."""
+        """An evaluation after ``number`` iterations has ended."""
 
     def note(self, text: str) -> None:
-        """Show a line to users. Notes may come before the start of the run and after its end."""
+        """Show a line to the user. Notes may come before the run's start and after its end."""
 
     def close(self, state: State, error: str = "") -> None:
-        """Called when the run has ended. A second call does nothing."""
+        """The run has ended. A second call has no effect."""
 
 
 class Quiet:
@@ -79,12 +85,12 @@ class Quiet:
 
 
 class Several:
-    """Passes events to several reporters, the view first. If a reporter raises, it is dropped; a view is
-    replaced once with ``spare``.
+    """Passes events to several reporters, of which the first is the view.
+
+    If a reporter raises, it is dropped. A view that raises is replaced once, by ``spare``.
 
     Only one thread passes events at a time. A signal handler may report an event while its own thread is
-    passing another one. The new event then waits until the other one has been passed, since streams and locks
-    are not reentrant.
+    passing another event. The new event then waits, since streams and locks are not reentrant.
     """
 
     def __init__(
@@ -153,7 +159,7 @@ class Several:
 
 
 def alarm(reporter: Reporter, text: str) -> None:
-    """Report data that are lost or will be lost soon. With --quiet, this goes to standard error."""
+    """Report that data are lost or will be lost soon. With --quiet, this goes to standard error."""
     reporter.note(text)
     view = reporter._parts[0] if isinstance(reporter, Several) and reporter._parts else reporter
     if isinstance(view, Quiet):
@@ -161,5 +167,5 @@ def alarm(reporter: Reporter, text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Print a line to standard error with secrets masked, even with --quiet."""
+    """Print a line to standard error with secrets masked. --quiet does not suppress it."""
     print(printable(masked(text)), file=sys.stderr, flush=True)

@@ -1,5 +1,4 @@
-"""`--metrics-port`: serves a run's metrics to Prometheus, at `/metrics` on this machine's loopback
-address."""
+"""`--metrics-port`: serve a run's metrics to Prometheus, at `/metrics` on the loopback address."""
 
 from __future__ import annotations
 
@@ -17,11 +16,13 @@ UNFIT = re.compile(r"[^a-zA-Z0-9_]")  # characters that Prometheus does not allo
 
 
 class Scraped:
-    """A reporter that serves the last value of each metric. The name is ``rlflow_`` and the metric's name,
-    with ``_`` in place of special characters."""
+    """A reporter that serves the last value of each metric.
+
+    A metric's name is ``rlflow_`` followed by rlflow's name, with ``_`` in place of special characters.
+    """
 
     def __init__(self, port: int) -> None:
-        """Start the server. Raises PlanError if the port is in use or the package is missing."""
+        """Start the server. Raises PlanError if the port is in use or the Prometheus client is not installed."""
         self._prometheus: Any = require("prometheus_client", "services")
         self._registry = self._prometheus.CollectorRegistry()
         self._gauges: dict[tuple[str, bool], Any] = {}  # (name, whether it is the name of a metric) → gauge
@@ -40,7 +41,7 @@ class Scraped:
             ) from error
 
     def start(self, run: RunInfo) -> None:
-        """Set the numbers of planned and of finished iterations."""
+        """Set the numbers of planned and finished iterations."""
         self._set({"iterations": run.iterations, "iteration": run.done}, False)
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
@@ -57,7 +58,7 @@ class Scraped:
         """Do nothing: notes are for users."""
 
     def close(self, state: State, error: str = "") -> None:
-        """End the server."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -1,8 +1,8 @@
-"""Keep secrets out of settings, logs, trackers and terminals. A secret is recognised in three ways: by its
-name in settings, flags and the environment; by its value, once that was seen under such a name; and by its
-shape.
+"""Keep secrets out of settings, logs, trackers and terminals.
 
-Texts from models and data (samples.jsonl, answers.jsonl) are never changed.
+A secret is recognised in three ways: by its name in settings, flags and the environment; by its value, once
+the value was seen under such a name; and by its shape. Texts from models and data (samples.jsonl,
+answers.jsonl) are never changed.
 """
 
 from __future__ import annotations
@@ -101,15 +101,19 @@ _remembered: set[str] = set()
 
 @lru_cache(maxsize=4096)
 def telling(name: str) -> bool:
-    """Return whether a name is the name of a secret, by its parts. A name may be in snake_case, kebab-case,
-    dotted.name or camelCase."""
+    """Whether a setting's name, judged by its parts, indicates a secret.
+
+    The name may be in snake_case, kebab-case, dotted.name or camelCase.
+    """
     parts = [part.lower() for part in PARTS.findall(name)]
     return any(part in TELLING or part.endswith(ENDINGS) for part in parts) and parts[-1] not in ABOUT
 
 
 def redacted(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a mapping with secrets masked at every depth. Short numbers, booleans and None are
-    kept, since for example --hp.key_dim is not a secret."""
+    """Return a copy of a nested mapping with secrets masked.
+
+    Short numbers, booleans and None are kept, since settings such as --hp.key_dim are not secrets.
+    """
     return _redacted(mapping, _values())
 
 
@@ -121,8 +125,9 @@ def _redacted(mapping: Mapping[str, Any], values: Sequence[str]) -> dict[str, An
 
 
 def remember(mapping: Mapping[str, Any]) -> None:
-    """Let ``masked`` mask the secrets in this mapping from now on, wherever they occur. An error may repeat
-    the value of a flag."""
+    """From now on, let ``masked`` mask the secrets in this mapping wherever they occur, for example in
+    errors.
+    """
     for name, value in mapping.items():
         if isinstance(value, Mapping):
             remember(value)
@@ -133,8 +138,11 @@ def remember(mapping: Mapping[str, Any]) -> None:
 
 
 def masked(text: str) -> str:
-    """Return the text with secrets masked: values of secret environment variables, remembered values, texts
-    with the shape of a secret, passwords in URLs, and values that follow the name of a secret."""
+    """Return the text with secrets masked.
+
+    Secrets are values of secret environment variables, remembered values, texts with the shape of a secret,
+    passwords in URLs, and values after a name that indicates a secret.
+    """
     return _masked(text, _values())
 
 
@@ -154,7 +162,7 @@ class MaskedLines:
         self._within = 0  # most lines that may still follow of a private key; 0 outside a key
 
     def __call__(self, line: str) -> str:
-        """Return a line, without its line end, with secrets masked."""
+        """Return a line with secrets masked. The line must not include its line end."""
         if self._within:
             self._within = 0 if KEY_END.search(line) else self._within - 1
             return MASK
@@ -164,8 +172,10 @@ class MaskedLines:
 
 
 def guard(*streams: TextIO | None) -> None:
-    """Mask secrets in everything that is written to these streams from now on, including prints of stages,
-    warnings and tracebacks."""
+    """From now on, mask secrets in everything that is written to these streams.
+
+    This includes prints of stages, warnings and tracebacks.
+    """
     for stream in streams:
         if stream is not None and not hasattr(stream, "guarded"):
             _guard(stream)
@@ -182,7 +192,7 @@ def _guard(stream: Any) -> None:
 
 
 def _mask_named_values(text: str) -> str:
-    """Return the text with those values masked that follow the name of a secret."""
+    """Mask the values that follow a name which indicates a secret, and return the text."""
     pieces, at = [], 0
     while match := NAMED_VALUE.search(text, at):
         end, quote = match.end("lead"), match["quote"] or ""
@@ -197,9 +207,12 @@ def _mask_named_values(text: str) -> str:
 
 
 def _announces(match: re.Match[str]) -> bool:
-    """Return whether a name in running text clearly announces a secret. The last part of the name must name a
-    secret, unlike the last part of KeyError. Before a colon, the name also needs another part or an
-    unambiguous last part, because "unexpected token: x" is harmless."""
+    """Whether a name in running text clearly announces a secret.
+
+    The last part of the name must indicate a secret, which the last part of KeyError does not. Before a
+    colon, the name must also have several parts or an unambiguous last part, because "unexpected token: x" is
+    harmless.
+    """
     parts = PARTS.findall(match["name"].rpartition(".")[2])
     last = parts[-1].lower() if parts else ""
     tells = last in TELLING or last.endswith(ENDINGS)
@@ -207,8 +220,10 @@ def _announces(match: re.Match[str]) -> bool:
 
 
 def _values() -> list[str]:
-    """Return the values to mask, the longest first. Masking a shorter value first could leave a part of a
-    longer value visible."""
+    """Return the values to mask, the longest first.
+
+    If a shorter value were masked first, parts of a longer value could stay visible.
+    """
     telling_values = {
         value
         for name, value in os.environ.items()
@@ -221,8 +236,10 @@ def _values() -> list[str]:
 
 @lru_cache(maxsize=256)
 def _forms(value: str) -> tuple[str, ...]:
-    """Return the forms in which a value may occur in text: unchanged, quoted by JSON or Python, in a URL, and
-    each of its lines alone."""
+    """Return the forms in which a value may occur in text.
+
+    These are the value itself, the value quoted by JSON or Python or in a URL, and each of its lines.
+    """
     lines = (
         [line for line in value.splitlines() if len(line) >= LINE and "-----" not in line]
         if "\n" in value
@@ -240,8 +257,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _ordinary(name: str, text: str) -> bool:
-    """Return whether the value of a setting such as prompt_key or pad_token is an ordinary word. Such a word
-    must not be masked elsewhere."""
+    """Whether the value of a setting such as prompt_key or pad_token is an ordinary word, which must not be
+    masked.
+    """
     if not WORD.fullmatch(text):
         return False
     before, last = ["", *(part.lower() for part in PARTS.findall(name))][-2:]
@@ -251,8 +269,10 @@ def _ordinary(name: str, text: str) -> bool:
 
 
 def hides(value: Any) -> bool:
-    """Return whether a value under the name of a secret can be a secret. A short number cannot, even if it is
-    a text, because flags have text values."""
+    """Whether a value under a name that indicates a secret can be a secret.
+
+    Short numbers cannot, even as text, because flags have text values.
+    """
     if value is None or isinstance(value, bool | float):
         return False
     if isinstance(value, str) and NUMBER.fullmatch(value):

@@ -1,4 +1,4 @@
-"""The services of a run in its folder: services.json, and a log file for each service process."""
+"""Record the services of a run in its folder: services.json, and a log file for each service process."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ServedProcess:
 
 
 def write(folder: Path, processes: Iterable[ServedProcess]) -> None:
-    """Write services.json into a run's folder atomically, without secrets. Raises OSError."""
+    """Write services.json into a run's folder, atomically and without secrets. Raises OSError."""
     text = json.dumps([asdict(each) for each in processes], indent=1)
     durable.replace(folder / FILE, f"{masked(text)}\n".encode(), flush=False)
 
 
 def read(folder: Path) -> list[ServedProcess]:
-    """Return the processes in the services.json of a run's folder; empty if there is no readable file."""
+    """Return the processes in a run's services.json; empty if there is no readable file."""
     try:
         content = json.loads(durable.read(folder / FILE))
     except (OSError, ValueError, RecursionError):

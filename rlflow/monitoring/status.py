@@ -1,5 +1,7 @@
-"""The state of a run in its file status.json, which is written atomically. Readers can detect from it that
-the run's process was killed."""
+"""The state of a run in status.json, which is written atomically.
+
+Readers can detect from this file that the run's process was killed.
+"""
 
 from __future__ import annotations
 
@@ -34,23 +36,27 @@ class Status:
 
 
 def begun(flow: str, iterations: int) -> Status:
-    """Return the status of a run that this process starts."""
+    """Return the status of a run that this process has just started."""
     now = time.time()
     return Status("running", flow, 0, iterations, started=now, updated=now, process=Process.this())
 
 
 def write(folder: Path, status: Status, flush: bool = True) -> None:
-    """Write status.json with a rename, so that a reader never sees a partial file. ``flush``: whether to wait
-    until the file is on the disk. Raises OSError."""
+    """Write status.json by renaming, so that readers never see a partial file. Raises OSError.
+
+    ``flush``: whether to wait until the file is on the disk.
+    """
     durable.replace(
         folder / FILE, f"{json.dumps(asdict(replace(status, updated=time.time())))}\n".encode(), flush=flush
     )
 
 
 def read(folder: Path) -> Status | None:
-    """Return the status in a run's folder; None if there is no file. If the file says running but the process
-    has ended, the state is ``died``. Raises ValueError for a file that is damaged or belongs to another
-    program."""
+    """Return the status in a run's folder; None if there is no file.
+
+    If the file says running but the process has ended, the state is ``died``. Raises ValueError for a file
+    that is damaged or belongs to another program.
+    """
     try:
         values = json.loads(durable.read(folder / FILE))
     except (FileNotFoundError, NotADirectoryError):
@@ -85,6 +91,7 @@ def _checked(record: Any) -> Status:
 
 
 def gone(status: Status) -> bool:
-    """Return whether the process of the run has ended. A process on another machine cannot be checked, and
-    counts as running."""
+    """Whether the process of the run has ended. A process on another machine cannot be checked, and counts as
+    running.
+    """
     return status.process is not None and status.process.alive() is False

@@ -1,4 +1,4 @@
-"""The output of `rlflow runs` and `rlflow show`, including an episode shown turn by turn."""
+"""The output of `rlflow runs` and `rlflow show`, which can show an episode turn by turn."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ LONGEST = 400  # most characters that are shown from a turn
 
 
 def last_episode(folder: Path) -> Text | None:
-    """Return the last sample with more than one turn; without such a sample, the last one with an episode.
-    None if no sample has an episode."""
+    """Return the text of the last sampled episode with more than one turn.
+
+    If no episode has several turns, returns the last episode. None if no sample has an episode.
+    """
     rows = [row for row in objects(tail(folder / "samples.jsonl")) if isinstance(row.get("episode"), dict)]
     several = [row for row in rows if len(turns_of(row)) > 1]
     row = next(iter((several or rows)[::-1]), None)
@@ -42,13 +44,13 @@ def last_episode(folder: Path) -> Text | None:
 
 
 def turns_of(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the turns of a sample."""
+    """Return the turns of a sample's episode."""
     turns = row["episode"].get("turns")
     return [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
 
 
 def lines(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for the prompt of a sample, one for each turn, and one for the end."""
+    """Yield the lines of an episode: its prompt, each turn, and its end."""
     episode = row["episode"]
     yield f"an episode of iteration {row.get('iteration')}: {shown(row.get('prompt'))}"
     if "reset" in episode:
@@ -67,7 +69,7 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def shown(words: Any) -> str:
-    """Return a text, or messages, on one line."""
+    """Format a text, or chat messages, as one line."""
     if isinstance(words, list):
         words = " ".join(
             f"[{each.get('role')}] {each.get('content')}" for each in words if isinstance(each, dict)
@@ -111,10 +113,12 @@ TELLING = ("model", "data", "reward", "backend", "device", "dtype", "prompts", "
 def runs(
     chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), width: int = WIDE
 ) -> list[RenderableType]:
-    """Return a table with a line for each run, in the given order. Columns are the settings that differ
-    between the runs, and the requested ``names``. Differing settings that do not fit are listed in a line
-    below. ``now``: seconds since the epoch; ``width``: columns of the terminal, which limits the number of
-    settings."""
+    """Return a table with a line for each run, in the given order.
+
+    Its columns include the settings that differ between the runs, and the requested ``names``. Differing
+    settings that do not fit are listed in a line below. ``now``: seconds since the epoch. ``width``: columns
+    of the terminal.
+    """
     different = {
         name: values
         for name, values in differing([run.settings for run in chosen]).items()
@@ -151,15 +155,16 @@ def runs(
 
 
 def mean_rewards(figures: Figures) -> str:
-    """Return the mean reward as text; if several roles have one, each with its role. Empty without a
-    reward."""
+    """Return the mean reward as text. If several roles have a mean reward, each is shown with its role.
+
+    Empty without a reward.
+    """
     found = means(figures)
     return ", ".join(f"{f'{figure.node} ' * (len(found) > 1)}{figures[figure]:.3f}" for figure in found)
 
 
 def requested_text(run: ListedRun, name: str) -> str:
-    """Return a setting as the user gave it, or a metric with four digits; '-' if the run has neither of this
-    name."""
+    """Return a setting as the user wrote it, or a metric with four digits; '-' if the run has neither."""
     value = run.values.get(name)
     return (
         "-"
@@ -171,7 +176,7 @@ def requested_text(run: ListedRun, name: str) -> str:
 
 
 def as_json(runs: Sequence[ListedRun]) -> str:
-    """Return the runs as a line of JSON, each with its folder, state, settings and last metrics."""
+    """Return the runs as one line of JSON, each with its folder, state, settings and last metrics."""
     return json.dumps(
         [
             {
@@ -192,14 +197,14 @@ def as_json(runs: Sequence[ListedRun]) -> str:
 
 
 def state(summary: RunSummary) -> Text:
-    """Return the state of a run, in the color for that state."""
+    """Return the state of a run as colored text."""
     return Text(
         summary.state + (" (damaged)" if summary.problem else ""), style=STYLES.get(summary.state, "")
     )
 
 
 def story(folder: Path) -> list[RenderableType]:
-    """Return the content of `rlflow show`: a run from its settings to its files."""
+    """Return the output of `rlflow show`, from the run's settings to its files."""
     run = recorded(folder)
     summary, history = run.summary, run.history
     age = format_duration(max(time.time() - summary.updated, 0.0))
@@ -232,8 +237,10 @@ def story(folder: Path) -> list[RenderableType]:
 
 
 def settings(folder: Path) -> RenderableType | None:
-    """Return the most important settings of a run: those of the algorithm, those in TELLING, and those of
-    roles. None if there are none."""
+    """Return the most important settings of a run; None if there are none.
+
+    These are the algorithm's settings, those in TELLING, and those of roles.
+    """
     recorded = read_object(folder / "settings.json")
     lines = []
     for title, values, names in (("hp", recorded.get("hp"), None), ("run", recorded.get("options"), TELLING)):
@@ -259,7 +266,7 @@ def _pairs(values: Mapping[str, object]) -> str:
 
 
 def learning(run: Recorded) -> RenderableType | None:
-    """Return a table of the first and the last evaluation; None if there are fewer than two."""
+    """Return a table that compares the first and last evaluation; None if there are fewer than two."""
     history = run.history
     if len(history.evaluations) < 2:
         return None
@@ -282,8 +289,9 @@ def learning(run: Recorded) -> RenderableType | None:
 
 
 def curves(run: Recorded) -> list[RenderableType]:
-    """Return the learning curve, a line for each reward and each of the author's own metrics, and the number
-    of trained rows."""
+    """Return the learning curve, a line for each reward and each of the user's own metrics, and the row
+    counts.
+    """
     parts: list[RenderableType] = []
     for metric in run.shares:
         which = f" on {run.table[metric].part}" if run.table[metric].part else ""
@@ -314,8 +322,10 @@ def curves(run: Recorded) -> list[RenderableType]:
 
 
 def sparkline(values: Sequence[float], width: int = CURVE) -> str:
-    """Return a curve as text of at most ``width`` characters. Each character shows the mean of an equal part
-    of the values, scaled from the lowest value to the highest."""
+    """Return a curve as text with at most ``width`` characters.
+
+    Each character shows the mean of an equal part of the values, scaled from the lowest value to the highest.
+    """
     count = min(width, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
@@ -326,7 +336,7 @@ def sparkline(values: Sequence[float], width: int = CURVE) -> str:
 
 
 def last(summary: RunSummary, folder: Path) -> RenderableType | None:
-    """Return the numbers and the slowest nodes of the last iteration; None if there are none."""
+    """Return the last iteration's numbers and slowest nodes; None if there are none."""
     numbers = figures(Frame(metrics=summary.figures))
     stages = sorted(stage_seconds(folder).items(), key=lambda item: -item[1])[:4]
     lines = ["last iteration: " + "  ".join(f"{name} {value}" for name, value in numbers)] if numbers else []
@@ -340,15 +350,17 @@ def last(summary: RunSummary, folder: Path) -> RenderableType | None:
 
 
 def bounds(folder: Path) -> RenderableType | None:
-    """Return the last lines of bounds.txt, which name the limit on the run's speed; None if there are
-    none."""
+    """Return the last lines of bounds.txt, which say what limited the run's speed; None if there are none."""
     lines = bound_lines(folder)
     return plain("\n".join(lines)) if lines else None
 
 
 def depends(folder: Path) -> RenderableType | None:
-    """Return the inputs, other than settings and graph, on which the run's numbers depend: a line for each
-    model folder, reward and data file, and one for versions. None if there are none."""
+    """Return the inputs on which the run's numbers depend, apart from settings and graph; None if there are
+    none.
+
+    Each model folder, reward and data file has a line with its digests. The last line has the versions.
+    """
     identity = read_object(folder / "identity.json")
     digests, versions, weights = (identity.get(name) for name in ("kept", "told", "weights"))
     parts: dict[str, list[str]] = {}
@@ -367,7 +379,7 @@ def depends(folder: Path) -> RenderableType | None:
 
 
 def _short(value: object) -> str:
-    """Return a value in short form: for a digest, its first 12 characters."""
+    """Shorten a value for display. A digest is cut to 12 characters."""
     kind, _, digits = str(value).partition(" ")
     return f"{kind} {digits[:12]}" if kind in ("sha256", "digest") else str(value)[:40]
 
@@ -383,26 +395,24 @@ def notes(folder: Path) -> RenderableType | None:
 
 
 def services(folder: Path) -> RenderableType | None:
-    """Return the services of the run; None if it has none."""
+    """Return the run's services; None if there are none."""
     lines = list(served.lines(folder))
     return plain("\n".join(["services", *(f"  {line}" for line in lines)])) if lines else None
 
 
 def files(folder: Path) -> RenderableType:
-    """Return the files of the run, each with a text on its content."""
+    """Return the run's files, each with a description."""
     present = [f"{name} ({about})" for name, about in FILES.items() if (folder / name).exists()]
     return plain(f"files: {listed(present)}")
 
 
 def plain(text: str) -> Text:
-    """Return a text without markup. Control characters are escaped, so that the text cannot control a
-    terminal."""
+    """Return a text without markup. Control characters are escaped, so that they cannot control the terminal."""
     return Text(printable(text))
 
 
 def output(parts: Iterable[RenderableType]) -> None:
-    """Print to standard output, in the width of the terminal, or WIDE columns if the output does not go to a
-    terminal."""
+    """Print to standard output, in the terminal's width. Without a terminal, the width is WIDE columns."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDE)

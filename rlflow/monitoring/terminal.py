@@ -1,5 +1,4 @@
-"""Standard streams: lines fitted to a terminal, and runs that continue if the terminal is closed or a stream was
-closed before the run started."""
+"""Keep a run alive if its terminal closes, or if a standard stream was closed before the run started."""
 
 from __future__ import annotations
 
@@ -18,14 +17,16 @@ LABEL = re.compile(r" +(?:\w+: +)?")  # the start of an indented line, such as `
 
 
 class Steady:
-    """A stream to a terminal. Once the terminal is gone, for example after a lost connection, written text is
-    dropped without an error."""
+    """A stream to a terminal.
+
+    Once the terminal is gone, for example after a lost connection, text is dropped without an error.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write text, or drop it once the terminal is gone. Raises OSError for any other failure."""
+        """Write text. Drops it if the terminal is gone, and raises OSError for any other failure."""
         try:
             return int(self._stream.write(text))
         except OSError as error:
@@ -33,7 +34,7 @@ class Steady:
             return len(text)
 
     def flush(self) -> None:
-        """Flush the stream; once the terminal is gone, do nothing."""
+        """Flush the stream. Does nothing if the terminal is gone."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -50,7 +51,7 @@ class Steady:
 
 @contextlib.contextmanager
 def steady() -> Iterator[None]:
-    """Inside the context, replace those standard streams that are terminals with ``Steady`` streams."""
+    """Inside the context, replace standard streams that are terminals with ``Steady`` streams."""
     before = {name: getattr(sys, name) for name in NAMES}
     for name, stream in before.items():
         if stream is not None and not isinstance(stream, Steady) and stream.isatty():
@@ -89,8 +90,11 @@ def _broken(line: str, width: int) -> str:
 
 
 def open_all() -> None:
-    """Open closed standard streams (``>&-``) on /dev/null. Otherwise the files opened next would get the
-    descriptors of these streams, and prints would go into those files."""
+    """Open closed standard streams (``>&-``) on /dev/null.
+
+    Otherwise files opened later would get the descriptors of these streams, and prints would go into those
+    files.
+    """
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(descriptor)
@@ -100,7 +104,7 @@ def open_all() -> None:
 
 
 def nowhere(descriptor: int, mode: int) -> None:
-    """Point a descriptor to /dev/null. ``mode``: os.O_RDONLY or os.O_WRONLY."""
+    """Open /dev/null as the descriptor. ``mode``: os.O_RDONLY or os.O_WRONLY."""
     null = os.open(os.devnull, mode)
     if null != descriptor:
         os.dup2(null, descriptor)

@@ -1,8 +1,9 @@
-"""Trackers: TensorBoard, Weights & Biases and MLflow, each through its own library. A library is imported
-only when its tracker is used.
+"""Trackers: TensorBoard, Weights & Biases and MLflow. Each uses its own library, which is imported on first
+use.
 
 Each tracker works in its own thread, so that a slow disk or server does not delay the run. If a tracker
-fails, this is reported once, and the tracker is not used any more. The TensorBoard tracker is in this module.
+fails, the failure is reported once, and the tracker is no longer used. The TensorBoard tracker is in this
+module.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Open the event file of a run. Returns a text that says where to find it."""
+        """Open the run's event file, and return a text that says where to find it."""
         folder = run.folder / "tensorboard"
         self._writer = self._module.SummaryWriter(str(folder), flush_secs=10)
         self._writer.add_text(
@@ -51,13 +52,12 @@ class TensorBoard:
         self._writer.add_text("samples", markdown(rows), step)
 
     def close(self, state: State) -> None:
-        """Write pending data and close the file."""
+        """Write pending data, and close the file."""
         self._writer.close()
 
 
 def markdown(rows: Rows) -> str:
-    """Return rows as a Markdown table. The text in cells is escaped, so that it is never rendered as
-    markup."""
+    """Return rows as a Markdown table. Text in cells is escaped, so that it is not rendered as markup."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, ["---"] * len(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -79,18 +79,21 @@ SLOW_SECONDS = 30.0  # if a record takes longer than this, a warning is printed
 
 
 class Tracker(Protocol):
-    """The interface of a tracker. Metrics have names from `rlflow.monitoring.metric_names`; a step is the
-    number of finished iterations."""
+    """The interface of a tracker.
+
+    Metrics have names from `rlflow.monitoring.metric_names`. A step is the number of finished iterations.
+    """
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Start tracking a run. Returns a text that says where to find it."""
+        """Start tracking a run, and return a text that says where to find it."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of a step; all values are finite."""
+        """Write the metrics of a step. All values are finite."""
 
     def table(self, step: int, rows: Rows) -> None:
-        """Write rows of samples. If the run has them, these are prompt, completion, answer, finish and
-        scores."""
+        """Write rows of samples. Their columns are prompt, completion, answer, finish and scores, if the run
+        has them.
+        """
 
     def close(self, state: State) -> None:
         """Write pending data, and end the run with its state."""
@@ -110,7 +113,7 @@ def tracker(name: str) -> Tracker:
 
 
 def check_tracker(name: str) -> None:
-    """Raise PlanError if there is no tracker with this name."""
+    """Raise PlanError if no tracker has this name."""
     if name not in NAMES:
         raise PlanError.of(
             "tracker",
@@ -123,8 +126,10 @@ def check_tracker(name: str) -> None:
 
 
 class Background:
-    """A reporter that passes events to a tracker in a separate thread. ``say`` prints a line for users; only
-    the caller's thread calls it."""
+    """A reporter that passes events to a tracker in a separate thread.
+
+    ``say`` prints a line for the user. Only the caller's thread calls it.
+    """
 
     def __init__(self, name: str, backend: Tracker, say: Callable[[str], None]) -> None:
         self.name, self._tracker, self._say = name, backend, say
@@ -164,7 +169,7 @@ class Background:
         """Do nothing, since notes are for users."""
 
     def close(self, state: State, error: str = "") -> None:
-        """Let the tracker write pending data, for at most CLOSE_SECONDS."""
+        """Wait until the tracker has written pending data, for at most CLOSE_SECONDS."""
         self._put(lambda: self._tracker.close(state))
         self._put(None)
         if self._open:
@@ -173,8 +178,10 @@ class Background:
         self._open = False
 
     def _wait(self, seconds: float) -> None:
-        """Wait until the thread has ended; a stop signal ends the wait. If the thread is still working, it
-        must not keep the process alive."""
+        """Wait for the thread to end, for at most ``seconds``. A stop signal also ends the wait.
+
+        If the thread is still working then, it must not keep the process alive.
+        """
         try:
             with ending_at_once():
                 self._ended.wait(seconds)
@@ -195,8 +202,9 @@ class Background:
                 self._report()
 
     def _report(self) -> None:
-        """Print the reports of the thread: where the tracker writes, that it is slow, or that it has
-        failed."""
+        """Print what the thread has to report: where the tracker writes, that it is slow, or that it has
+        failed.
+        """
         place, self._place = self._place, ""
         if place:
             self._say(f"{self.name}: {place}")

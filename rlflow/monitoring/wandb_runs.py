@@ -1,5 +1,7 @@
-"""The Weights & Biases tracker. It works online if there is a key or WANDB_MODE requires it, else offline in
-the run's folder. It never prompts for a key."""
+"""The Weights & Biases tracker. It never prompts for a key.
+
+It works online if there is a key or WANDB_MODE requires it. Otherwise it works offline in the run's folder.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class WandB:
         self._run: Any = None
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Start a run in wandb. Returns its URL, or the command that uploads it later."""
+        """Start a run in wandb, and return its URL, or the command that uploads it later."""
         mode = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
         # rlflow prints its own progress; the command line may contain secrets
         wandb_settings = self._module.Settings(
@@ -61,7 +63,7 @@ class WandB:
 
 
 def has_key() -> bool:
-    """Return whether wandb would find a key without prompting for one."""
+    """Whether wandb finds a key without prompting for one."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""

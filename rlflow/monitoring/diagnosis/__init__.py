@@ -1,7 +1,7 @@
-"""Rules that explain from a run's records why the run learns little, each with its evidence and the setting
+"""Explain from a run's records why the run learns little. Each explanation names its evidence and a setting
 to change.
 
-Here: measures of recorded metrics, the rules with their thresholds and the sources of the thresholds, and the
-sorted findings. Not here: reading a run's folder (`rlflow.monitoring`), limits on the run's speed
-(`rlflow.runs.bounds`), and proofs before a run.
+The package has measures of recorded metrics, rules with thresholds and the sources of the thresholds, and the
+sorted findings. A run's folder is read in `rlflow.monitoring`. Limits on the run's speed are in
+`rlflow.runs.bounds`.
 """

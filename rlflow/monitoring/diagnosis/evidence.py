@@ -1,5 +1,7 @@
-"""Measures of a run. A measure is a function of the run's recorded metrics and settings; it returns a number,
-or None if the records do not have the values that it needs."""
+"""Measures of a run, from its recorded metrics and settings.
+
+A measure is a function that returns a number, or None if the records lack the values that it needs.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,20 @@ TOKENS = "funnel/tokens"
 
 @dataclass(frozen=True)
 class Evidence:
-    """The recorded iterations of a run, and the run's settings by flag name, such as hp.clip."""
+    """The recorded iterations of a run, and its settings by flag name, such as hp.clip."""
 
     iterations: Sequence[tuple[int, Mapping[Figure, float]]]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def series(self, measured: Measured) -> Series:
-        """Return the values of a figure by iteration. If several roles or updates have the figure, these are
-        the values of the first one."""
+        """Return the values of a metric as (iteration, value) pairs.
+
+        If several roles or updates have the metric, returns the values of the first one.
+        """
         return self.of(next((figure for figure in self._figures(measured) if not figure.part), None))
 
     def of(self, figure: Figure | None) -> Series:
-        """Return the values of one figure by iteration; empty for None."""
+        """Return the values of one figure as (iteration, value) pairs; empty for None."""
         return (
             [(number, values[figure]) for number, values in self.iterations if figure in values]
             if figure is not None
@@ -46,28 +50,35 @@ class Evidence:
             return None
 
     def policy(self, name: str) -> Series:
-        """Return the values by iteration of a metric of the policy's update: the first update that changes
-        log-probs."""
+        """Return a metric of the policy's update, as (iteration, value) pairs.
+
+        The policy's update is the first update that changes log-probs.
+        """
         update = next(iter(self._figures((Of.UPDATE, "funnel/moved"))), None)
         return self.of(update and update._replace(name=name))
 
     @property
     def rewards(self) -> list[str]:
-        """The reward roles whose scores are measured separately. The only entry is an empty name if there is
-        one reward role, or if all are measured together."""
+        """The reward roles whose scores are recorded separately.
+
+        If there is one reward role, or if all are recorded together, the only entry is an empty name.
+        """
         return list(
             dict.fromkeys(figure.part for figure in self._figures((Of.SCORES, "lowest")) if figure.part)
         ) or [""]
 
     def scores(self, name: str, reward: str) -> Series:
-        """Return the values by iteration of a figure on a reward role's scores. ``reward``: a name from
-        ``rewards``."""
+        """Return a metric of a reward role's scores, as (iteration, value) pairs. ``reward``: a name from
+        ``rewards``.
+        """
         return self.of(
             next((figure for figure in self._figures((Of.SCORES, name)) if figure.part == reward), None)
         )
 
     def means(self, reward: str) -> Series:
-        """Return the mean score of a reward role by iteration. ``reward``: a name from ``rewards``."""
+        """Return a reward role's mean score, as (iteration, value) pairs. ``reward``: a name from
+        ``rewards``.
+        """
         means = (figure for figure in self._figures((Of.REWARD, "mean")) if not figure.part)
         return self.of(next((figure for figure in means if reward in ("", figure.role)), None))
 
@@ -86,7 +97,7 @@ Measure = Callable[[Evidence], float | None]
 
 
 def mean(series: Series) -> float | None:
-    """Return the mean of a series; None for an empty series."""
+    """Return the mean of the values in a series; None for an empty series."""
     return fmean(value for _, value in series) if series else None
 
 
@@ -111,58 +122,65 @@ def last_third(series: Series) -> Series:
 
 
 def in_the_end(of: Of, name: str) -> Measure:
-    """Return a measure: the mean of a metric over the second half of the run."""
+    """Return a function that computes a metric's mean over the second half of a run."""
     return lambda run: mean(late(run.series((of, name))))
 
 
 def at_first(of: Of, name: str) -> Measure:
-    """Return a measure: the mean of a metric over the first tenth of the run."""
+    """Return a function that computes a metric's mean over the first tenth of a run."""
     return lambda run: mean(early(run.series((of, name))))
 
 
 def initially(of: Of, name: str) -> Measure:
-    """Return a measure: the value of a metric in the first iteration that has the metric."""
+    """Return a function that returns a metric's value in the first iteration that has the metric."""
     return lambda run: series[0][1] if (series := run.series((of, name))) else None
 
 
 def setting(name: str) -> Measure:
-    """Return a measure: a setting as a number."""
+    """Return a function that returns a run's setting as a number."""
     return lambda run: run.setting(name)
 
 
 def lowest(run: Evidence, reward: str) -> float | None:
-    """Return the lowest score in an iteration, as the median over the first tenth of the run. Later
-    iterations are not used, because a KL penalty can lower their scores far below the reward's own scores."""
+    """Return a reward's typical lowest score: the median of each iteration's lowest score.
+
+    Only the first tenth of the run counts, because a KL penalty in the reward can lower later scores far
+    below the reward's own scores.
+    """
     lows = early(run.scores("lowest", reward))
     return median(value for _, value in lows) if lows else None
 
 
 def span(run: Evidence, reward: str) -> float | None:
-    """Return the score range: the run's highest score minus ``lowest``. It is never negative."""
+    """Return a reward's score range: the run's highest score minus ``lowest``. It is never negative."""
     low, highs = lowest(run, reward), run.scores("highest", reward)
     return max(0.0, max(value for _, value in highs) - low) if low is not None and highs else None
 
 
 def _of_rewards(measure: Callable[[str], float | None], run: Evidence) -> float | None:
-    """Return the mean of a measure over the reward roles; None if no role has a value."""
+    """Return the mean of ``measure`` over the reward roles; None if it has no value for any role."""
     known = [value for reward in run.rewards if (value := measure(reward)) is not None]
     return fmean(known) if known else None
 
 
 def place(run: Evidence) -> float | None:
-    """Return the mean score in the first tenth of the run, scaled so that the lowest score is 0 and the
-    highest is 1. With several rewards, this is the mean over the rewards."""
+    """Return the mean score in the first tenth of the run, scaled to the score range.
+
+    0 is the lowest score, and 1 the highest. With several rewards, returns the mean over the rewards.
+    """
     return _of_rewards(lambda reward: _placed(run, reward, mean(early(run.means(reward)))), run)
 
 
 def place_now(run: Evidence) -> float | None:
-    """Return ``place`` computed for the last third of the run."""
+    """Return ``place``, computed for the last third of the run."""
     return _of_rewards(lambda reward: _placed(run, reward, mean(last_third(run.means(reward)))), run)
 
 
 def _placed(run: Evidence, reward: str, score: float | None) -> float | None:
-    """Return a score scaled so that the lowest score is 0 and the highest is 1. If all scores of the run are
-    equal, returns the score itself, limited to the range from 0 to 1."""
+    """Return a score scaled to the reward's score range: 0 is the lowest score, and 1 the highest.
+
+    If all scores of the run are equal, returns the score itself, limited to 0 to 1.
+    """
     width, low = span(run, reward), lowest(run, reward)
     if score is None or width is None or low is None:
         return None
@@ -170,15 +188,18 @@ def _placed(run: Evidence, reward: str, score: float | None) -> float | None:
 
 
 def mixed_place(run: Evidence) -> float | None:
-    """Return ``place`` computed only from groups whose scores differ."""
+    """Return ``place``, computed only from groups whose scores differ."""
     return _of_rewards(
         lambda reward: _placed(run, reward, mean(early(run.scores("uneven_mean", reward)))), run
     )
 
 
 def improvement(run: Evidence) -> float | None:
-    """Return how much the mean score rises from the first third of the run to the last, as a fraction of the
-    score range; 0 if all scores are equal. With several rewards, this is the largest rise."""
+    """Return the rise of the mean score from the first to the last third of the run, as a fraction of the
+    score range.
+
+    Returns 0 if all scores are equal. With several rewards, returns the largest rise.
+    """
     return max(
         (value for reward in run.rewards if (value := _improvement(run, reward)) is not None), default=None
     )
@@ -193,8 +214,10 @@ def _improvement(run: Evidence, reward: str) -> float | None:
 
 
 def clipped(run: Evidence) -> float | None:
-    """Return the share of tokens whose gradient was removed by clipping, over the run. The share is among the
-    tokens that have a gradient or would have one without clipping."""
+    """Return the share of tokens whose gradient was removed by clipping, over the run.
+
+    The share is relative to the tokens that would have a gradient without clipping.
+    """
     above, below, moving = (
         mean(run.policy(f"{TOKENS}_{name}")) for name in ("clipped_above", "clipped_below", "with_gradient")
     )
@@ -204,22 +227,29 @@ def clipped(run: Evidence) -> float | None:
 
 
 def moved(run: Evidence) -> float | None:
-    """Return the mean change of a token's log-prob through an update, in nats. If an update has several
-    optimizer steps, this is the mean over the steps; for one step, it is measured after the step. Returns
-    None if there is one step and the value is exactly 0, as in runs that did not measure it."""
+    """Return the mean change of a token's log-prob in an update, in nats.
+
+    If an update has several optimizer steps, the change is averaged over the steps. With one step, it is
+    measured after the step. Returns None if there is one step and the change is exactly 0, since runs that
+    did not measure it record 0.
+    """
     steps, nats = mean(run.policy("steps")), mean(run.policy("funnel/moved"))
     return nats if steps is not None and (steps > 1 or nats) else None
 
 
 def moved_most(run: Evidence) -> float | None:
-    """Return ``moved`` for the iteration with the largest change. The largest one counts, because the
-    log-probs of a collapsed policy do not change any more."""
+    """Return the largest log-prob change of an iteration in the run, in nats; see ``moved``.
+
+    The maximum is used because the log-probs of a collapsed policy no longer change.
+    """
     return max(value for _, value in run.policy("funnel/moved")) if moved(run) is not None else None
 
 
 def moving(run: Evidence) -> float | None:
-    """Return the share of tokens with a gradient, over the second half of the run. The tokens are those of
-    the policy's update, or else of the first update that counts such tokens."""
+    """Return the share of tokens with a gradient, over the second half of the run.
+
+    The tokens are those of the policy's update, or else of the first update that counts such tokens.
+    """
     tokens, those = (
         mean(late(run.policy(name) or run.series((Of.UPDATE, name))))
         for name in (TOKENS, f"{TOKENS}_with_gradient")
@@ -228,8 +258,11 @@ def moving(run: Evidence) -> float | None:
 
 
 def odds(run: Evidence) -> float | None:
-    """Return exp(score range / beta). Under a KL penalty, the best policy raises the odds of good answers
-    over bad ones at most by this factor, compared with the reference."""
+    """Return exp(score range / beta), a bound on how much the policy can prefer good answers.
+
+    Under a KL penalty, the best policy raises the odds of good answers over bad answers by at most this
+    factor, compared with the reference.
+    """
     beta, widths = (
         run.setting("hp.beta"),
         [width for reward in run.rewards if (width := span(run, reward)) is not None],
@@ -249,14 +282,13 @@ def skipped(run: Evidence) -> float | None:
 
 
 def uneven(run: Evidence) -> float | None:
-    """Return the share of groups with unequal scores, over the second half of the run; 1 if there are no
-    groups."""
+    """Return the share of groups with unequal scores, over the second half of the run; 1 without groups."""
     flat = in_the_end(Of.SCORES, "even_groups")(run)
     return 1 - (flat or 0.0) if run.iterations else None
 
 
 def used(run: Evidence) -> float | None:
-    """Return the share of sampled rows that updates used, over the second half of the run."""
+    """Return the share of sampled rows that updates trained on, over the second half of the run."""
     sampled, trained = (
         mean(late(run.series((Of.ROWS, f"funnel/rows_{name}")))) for name in ("sampled", "used")
     )
@@ -264,8 +296,10 @@ def used(run: Evidence) -> float | None:
 
 
 def drift(run: Evidence) -> float | None:
-    """Return the mismatch between trainer and sampler in the second half of the run, divided by the mismatch
-    in the first iteration."""
+    """Return how much the mismatch between trainer and sampler has grown.
+
+    This is the mean mismatch over the second half of the run, divided by the mismatch in the first iteration.
+    """
     first, last = (
         initially(Of.ROWS, "policy/mismatch_mean")(run),
         in_the_end(Of.ROWS, "policy/mismatch_mean")(run),

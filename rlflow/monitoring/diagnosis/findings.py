@@ -1,4 +1,4 @@
-"""The findings on a run: a text for each rule whose conditions the run meets, the most important first."""
+"""Findings on a run: a text for each rule whose conditions the run meets, the most important first."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ class Finding:
         return f"{self.words}{when}: {self.remedy}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the finding as plain JSON values."""
+        """Return the finding as plain values for JSON."""
         return asdict(self)
 
 
 def findings(run: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:
-    """Return the findings on a run: first alarms, then advice, each in the order of ``rules``. Empty for a
-    run with fewer than LEAST iterations, and for the null backend, which never learns."""
+    """Return the findings on a run: alarms before advice, and otherwise in the order of ``rules``.
+
+    Empty for a run with fewer than LEAST iterations, and for the null backend, which never learns.
+    """
     if len(run.iterations) < LEAST or run.settings.get("backend") == "null":
         return []
     values = {name: measure(run) for name, measure in MEASURES.items()}
@@ -66,8 +68,10 @@ def _finding(rule: Rule, run: Evidence, values: Mapping[str, float | None]) -> F
 
 
 def _filled(text: str, values: Mapping[str, float]) -> str:
-    """Return the text with the values of the measures that it names. If a value is unknown, the part in
-    brackets that contains it is omitted."""
+    """Fill the values of measures into a text. ``values``: the known measures by name.
+
+    If a value is unknown, the part in brackets that contains it is omitted.
+    """
     names = {name for _, name, _, _ in string.Formatter().parse(text) if name}
     if names <= set(values):
         return text.format_map(values)
@@ -76,10 +80,11 @@ def _filled(text: str, values: Mapping[str, float]) -> str:
 
 
 def _since(rule: Rule, run: Evidence) -> int | None:
-    """Return the first iteration in which the rule's metric is beyond the rule's first threshold. Returns
-    None if that is the run's first iteration, or if no iteration is beyond the threshold. In later
-    iterations, the metric may be within the threshold again: a policy that one update has destroyed does not
-    change any more."""
+    """Return the first iteration in which the rule's metric exceeds the rule's first threshold.
+
+    Returns None if this is the run's first iteration, or if no iteration exceeds the threshold. In later
+    iterations, the metric may be normal again: a policy that one update has destroyed no longer changes.
+    """
     series = run.series(rule.since) if rule.since else []
     number = next((iteration for iteration, value in series if rule.conditions[0].holds(value)), None)
     return number if series and number != series[0][0] else None

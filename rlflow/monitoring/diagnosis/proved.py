@@ -1,4 +1,6 @@
-"""Turn the claims that a run's own proof falsified, before the run's first iteration, into findings."""
+"""Turn falsified claims into findings. The proof that a run makes before its first iteration records these
+claims.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from rlflow.monitoring.diagnosis.findings import Finding
 
 @dataclass(frozen=True)
 class FalsifiedClaim:
-    """A falsified claim, as recorded in a run's folder."""
+    """A claim that a run's own proof falsified, as recorded in the run's folder."""
 
     name: str  # stable name of the claim, such as reward-direction
     subject: str  # the node or the role that the claim is about
@@ -20,7 +22,7 @@ class FalsifiedClaim:
     place: str  # path:line; empty if the claim does not refer to a line
 
     def finding(self) -> Finding:
-        """Return the claim as an alarm."""
+        """Return the claim as a finding, which is an alarm."""
         where = f"correct {self.place}" if self.place else "correct it"
         words = f"{self.subject}: {self.sentence} ({self.number}), according to the proof before iteration 1"
         return Finding(
@@ -33,8 +35,7 @@ class FalsifiedClaim:
 
 
 def falsified(recorded: Mapping[str, Any]) -> Sequence[FalsifiedClaim]:
-    """Return the falsified claims in the content of a run's proof.json, in order. Empty if the content has
-    another form."""
+    """Return the falsified claims in a run's proof.json, in order. Empty if the content has another form."""
     claims = recorded.get("claims")
     lines = [claim for claim in claims if isinstance(claim, dict)] if isinstance(claims, list) else []
     return [

@@ -1,8 +1,8 @@
-"""The rules of `rlflow explain`: for each finding, the conditions on a run's measures, in the order of the
-findings.
+"""The rules of `rlflow explain`, in the order of their findings. A rule is a set of conditions on a run's
+measures.
 
-A cause comes before its effects. For example, a sampler that is not synchronised also lowers entropy, rewards
-and clipping. An alarm means that the training data are not what they seem, or that nothing is learned; advice
+A cause comes before its effects. For example, a sampler with outdated weights also lowers entropy, rewards
+and clipping. An alarm means that the training data are not what they seem, or that nothing is learned. Advice
 concerns a setting. Every threshold names its source. "seed 0" means the runs of `python benchmarks/stalls.py`
 with that seed; these runs are not used to test the rules.
 """
@@ -19,7 +19,7 @@ from rlflow.monitoring.diagnosis.evidence import Measured
 
 @dataclass(frozen=True)
 class RuleCondition:
-    """A comparison of a measure with a threshold, and the source of the threshold."""
+    """A comparison of a measure with a threshold, and the threshold's source."""
 
     measure: str
     relation: Literal["above", "below", "at most"]
@@ -27,7 +27,7 @@ class RuleCondition:
     source: str
 
     def holds(self, value: float | None) -> bool:
-        """Whether a value meets the condition; False for an unknown value (None)."""
+        """Whether a measure's value meets the condition; False for an unknown value (None)."""
         if value is None:
             return False
         if self.relation == "at most":
@@ -37,8 +37,10 @@ class RuleCondition:
 
 @dataclass(frozen=True)
 class Rule:
-    """A reason why a run learns little. ``words`` and ``remedy`` are templates, which are filled with
-    measures by name."""
+    """A reason why a run may learn little, with the conditions that detect it.
+
+    ``words`` and ``remedy`` are templates, which are filled with measures by name.
+    """
 
     name: str
     alarm: bool
