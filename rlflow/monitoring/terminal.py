@@ -1,4 +1,4 @@
-"""Keep a run alive if its terminal closes, or if a standard stream was closed before the run started."""
+"""Fit lines to a terminal, and keep a run alive if its terminal closes or a standard stream was closed before."""
 
 from __future__ import annotations
 
