@@ -1,9 +1,9 @@
 """PPO by hand, in OpenRLHF's order: sample rows; compute reward, actor, critic and reference in parallel;
 train critic and actor in parallel; send the actor's weights to the sampler.
 
-It does what ``algorithms/ppo.py`` does. If every role has one rank, it ends with the same parameters, bit for
-bit. A flow leaves the order of calls to the scheduler; here the script itself says which call waits for
-which. ``python examples/ppo_by_hand.py`` trains the packaged model.
+The script does the same as ``algorithms/ppo.py``. If every role has one rank, it ends with the same
+parameters, bit for bit. In a flow, the scheduler decides the order of calls. Here, the script itself says
+which call waits for which. ``python examples/ppo_by_hand.py`` trains the packaged model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ModelSide:
         self.model: Any = getattr(make_models([bound], options, "cpu", steps, lambda _: wanted)[role], side)
 
     def generate(self, prompts: Batch, seed: int) -> Batch:
-        """Sample one response per row."""
+        """Sample one response for each row."""
         sampling = Sampling(1, self.hp.max_tokens)
         rows = self.model.generate(
             prompts.select("prompt_tokens"), sampling, row_seeds(seed, prompts.axis.keys)
@@ -55,7 +55,7 @@ class ModelSide:
         return columns
 
     def update(self, batch: Batch, loss: str, seed: int, settings: Mapping[str, Any]) -> dict[str, float]:
-        """Learn from all rows; return metrics."""
+        """Train on all rows, and return metrics."""
         metrics: dict[str, float] = self.model.update(batch, getattr(ppo, loss), seed=seed, **settings)
         return metrics
 
@@ -64,7 +64,7 @@ class ModelSide:
         return {name: tensor.detach().clone() for name, tensor in self.model.weights()}
 
     def receive(self, weights: Weights, version: int) -> None:
-        """Sample with these weights from now on."""
+        """Use these weights for sampling from now on."""
         self.model.receive(iter(weights.items()), version)
 
 
@@ -88,8 +88,10 @@ class Task:
 
 
 def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights, Weights]:
-    """Train with the flags of ``rlflow run ppo``; return the weights of actor and critic. ``address``: a Ray
-    to join."""
+    """Train with the flags of ``rlflow run ppo``, and return the weights of actor and critic.
+
+    ``address``: the address of a Ray cluster to join.
+    """
     config, hp = resolve_config(ppo.ppo, None, flags)
     call = {node.name: node.call for node in compile_flow(ppo.ppo, hp, TraceOptions()).graph.nodes}
     job = Job("ppo_by_hand", address=address, threads=1)

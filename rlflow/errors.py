@@ -1,13 +1,13 @@
-"""The errors of rlflow, and who should act on each.
+"""The errors of rlflow, and who has to act on each.
 
     FlowError    the author of the algorithm, before anything runs
     PlanError    the user who chose the settings, the data or the placement
-    StageError   a stage raised while it ran; the original exception is its cause
-    RunHeld      another process uses the same run directory
-    RemoteError  another process raised or does not answer: Late, Dead
+    StageError   the author of the stage, which raised while it ran; the original exception is its cause
+    RunHeld      the user: another process uses the same run directory
+    RemoteError  another process raised (the record is in ``failure``), or does not answer: Late, Dead
 
-Every message gives the place, the value that was found, the expected value, the nearest known name if there is
-one, and the remedy.
+Every message names the place, the value found, the expected value, the nearest known name if there is one,
+and the remedy.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of a file. Prints as ``path:line``; the path is relative if the file is inside the working
-    directory."""
+    """A line of a file, printed as ``path:line``. The path is relative if the file is inside the working
+    directory.
+    """
 
     path: str
     line: int
@@ -84,11 +85,11 @@ class PlanError(_Reported):
 
     @classmethod
     def of(cls, code: str, message: str, **details: object) -> PlanError:
-        """Return an error with one ``Problem``, made from these fields."""
+        """Return an error with a single ``Problem`` that has these fields."""
         return cls(Problem(code, message, **details))  # type: ignore[arg-type]
 
     def at(self, place: Place | None) -> PlanError:
-        """Return the same error, with ``place`` filled in for problems without a place."""
+        """Set ``place`` as the place of all problems that have none, and return this error."""
         self.problems = tuple(replace(problem, place=problem.place or place) for problem in self.problems)
         return self
 
@@ -128,7 +129,7 @@ class StageError(Exception):
 
 
 class SkipIteration(Exception):
-    """An iteration has no rows to train on; the run continues with the next iteration."""
+    """An iteration has no rows to train on. The run continues with the next iteration."""
 
     account: object = None  # accounting of the rows that were sampled in the iteration
 
@@ -152,8 +153,11 @@ class RemoteFailure:
 
 
 class RemoteError(Exception):
-    """Another process raised an error, or does not answer. The text names the error's type and the process.
-    ``failure``: the error, if one was raised there."""
+    """Another process raised an error, or does not answer. The message names the error's type and the
+    process.
+
+    ``failure``: the record of the error, if one was raised there.
+    """
 
     def __init__(self, text: str, failure: RemoteFailure | None = None) -> None:
         super().__init__(text)
@@ -163,7 +167,7 @@ class RemoteError(Exception):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The lines of the user's files in the error's traceback in the other process."""
+        """The lines of the user's files in the traceback of the other process's error."""
         return self.failure.lines if self.failure is not None else ()
 
 
@@ -172,21 +176,26 @@ class Late(RemoteError):
 
 
 class Dead(RemoteError):
-    """A worker process has ended, or was killed because it did not answer."""
+    """A worker process ended, or was killed because it did not answer."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant, or None. Letters that are changed, missing, added or
-    swapped count as differences; the result is the name with the fewest. A name is accepted with at most
-    three differences, and at most a third of the longer name's length."""
+    """Return the known name that was probably meant; None if no name is similar enough.
+
+    The name with the fewest differences is chosen. A letter that is changed, missing, added or swapped counts
+    as one difference. At most three differences are accepted, and at most a third of the longer name's
+    length.
+    """
     close = [(apart, each) for each in names if (apart := misspelt(name, each)) is not None]
     return min(close, key=lambda pair: pair[0])[1] if close else None
 
 
 def misspelt(written: str, meant: str) -> int | None:
-    """Return the number of letters in which two names differ: letters that are changed, missing, added, or
-    swapped with a neighbour. Ignores case, and the difference between ``-`` and ``_``. None if the names
-    differ too much for a misspelling."""
+    """Return the number of letters in which two names differ; None if they differ too much for a misspelling.
+
+    A letter that is changed, missing, added or swapped with its neighbour counts as one. Case is ignored, and
+    ``-`` equals ``_``.
+    """
     first, second = (text.casefold().replace("-", "_") for text in (written, meant))
     most = min(max(len(first), len(second)) // 3, 3)
     if abs(len(first) - len(second)) > most:
@@ -203,14 +212,18 @@ def misspelt(written: str, meant: str) -> int | None:
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """Return the text with control characters escaped, except those in ``keep``. Otherwise a file name or a
-    sample could control the terminal."""
+    """Return the text with control characters escaped, except those in ``keep``.
+
+    Unescaped control characters in a file name or a sample could control the terminal.
+    """
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def listed(names: Iterable[str], limit: int = 16) -> str:
-    """Return names as text for a message: comma-separated, at most ``limit`` of them, followed by their total
-    number if some are omitted."""
+    """Return names as comma-separated text for a message.
+
+    At most ``limit`` names are listed. If some are omitted, their total number follows.
+    """
     names = list(names)
     suffix = f", … ({len(names)} in all)" if len(names) > limit else ""
     return (", ".join(names[:limit]) or "none") + suffix

@@ -1,5 +1,7 @@
-"""Optional packages. They are imported when they are first needed; the error about a missing package gives
-the command that installs it. Also rlflow's own version."""
+"""Import optional packages when they are first needed. Also return rlflow's own version.
+
+The error about a missing package names the command that installs it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,11 @@ LATE = {"reasoning_gym.factory": ("cellpylib",)}
 
 
 def require(module: str, extra: str, install: str = "") -> Any:
-    """Import and return a module of an optional package. If the package is missing, raises PlanError with the
-    command ``install``, or by default the command that installs ``extra``."""
+    """Import and return a module of an optional package.
+
+    If the package is missing, raises PlanError with the command ``install``; by default, the command that
+    installs the extra ``extra``.
+    """
     try:
         with late(LATE.get(module, ())):
             return importlib.import_module(module)
@@ -43,8 +48,10 @@ def require(module: str, extra: str, install: str = "") -> Any:
 
 @contextmanager
 def late(packages: Sequence[str]) -> Iterator[None]:
-    """Delay packages that are imported inside the context: the code of each package runs when one of the
-    package's names is first read."""
+    """Delay the execution of packages that are imported inside the context.
+
+    A package's code runs when one of its names is first read.
+    """
     finder = _Late(packages)
     sys.meta_path.insert(0, finder)
     try:
@@ -70,8 +77,10 @@ class _Late:
 
 
 class _LateLoader:
-    """A loader that creates a module whose code runs when a missing name is first read. Python's LazyLoader
-    would run the code at the second import."""
+    """A loader that creates a module whose code runs when a missing name is first read.
+
+    Python's LazyLoader would already run the code at the second import.
+    """
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -81,12 +90,12 @@ class _LateLoader:
         return _LateModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Mark the module as delayed. Reading one of its names runs it later."""
+        """Mark the module as delayed. Its code runs when one of its names is first read."""
         module.__dict__["_loader"] = self.loader
 
 
 class _LateModule(ModuleType):
-    """A module that has not been run yet."""
+    """A module whose code has not run yet."""
 
     _running = RLock()
 
@@ -101,8 +110,10 @@ class _LateModule(ModuleType):
 
 
 def ask(package: str, extra: str) -> None:
-    """Check that a package is installed, without importing it. If it is missing, raises PlanError with the
-    command that installs the extra."""
+    """Raise PlanError with the command that installs the extra if a package is not installed.
+
+    The package is not imported.
+    """
     if not _installed(package):
         raise _missing_package(package, extra)
 
@@ -117,8 +128,11 @@ def _missing_package(package: str, extra: str, install: str = "") -> PlanError:
 
 
 def missing(backend: str, device: str) -> Problem | None:
-    """Return the problem if the package of a shipped backend is not installed, else None. The problem gives
-    the command that installs the package for ``device`` (auto, cpu, cuda). Imports nothing."""
+    """Return a problem if the package of one of rlflow's backends is not installed, else None. Imports
+    nothing.
+
+    The problem names the command that installs the package for ``device`` (auto, cpu or cuda).
+    """
     if backend not in INSTALL or _installed(backend):
         return None
     return Problem(
@@ -130,8 +144,10 @@ def missing(backend: str, device: str) -> Problem | None:
 
 
 def install_line(backend: str, device: str) -> str:
-    """Return the command that installs a backend's package for ``device``. For ``auto``, this is the GPU
-    command if a GPU driver is installed."""
+    """Return the command that installs a backend's package for ``device``.
+
+    For ``auto``, this is the command for GPUs if a GPU driver is installed.
+    """
     gpu = device == "cuda" or (device == "auto" and Path("/proc/driver/nvidia/version").exists())
     return INSTALL[backend] if gpu else ON_CPU.get(backend, INSTALL[backend])
 

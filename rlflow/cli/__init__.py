@@ -1,6 +1,6 @@
 """The command line: one module for each group of commands.
 
-Here: reading arguments, calling the functions that Python callers use too, printing, exit codes. Not here:
-the work of the commands (`rlflow.runs`, `rlflow.compiler.check`, `rlflow.compiler.preview`), and displays of
-a run (`rlflow.monitoring`).
+The modules read arguments, call the same functions as Python callers, print results and return exit codes.
+The work of the commands is in `rlflow.runs`, `rlflow.compiler.check` and `rlflow.compiler.preview`. Displays
+of a run are in `rlflow.monitoring`.
 """

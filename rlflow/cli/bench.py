@@ -40,9 +40,11 @@ def bench(
     markdown_file: str | None,
     against: str | None = None,
 ) -> int:
-    """Run a suite, or the measurements of it that are still missing, and print its table and verdicts.
+    """Run the missing measurements of a suite, and print the suite's table and verdicts.
+
     Returns 1 if a cell or a gate failed or the row accounting does not add up, else 0. Raises FlowError and
-    PlanError."""
+    PlanError. ``name``: a suite's name or file. The other arguments are those of `rlflow bench`.
+    """
     seconds = duration(budget) if budget is not None else None
     suite = read_suite(find_suite(name))
     other = None if against is None else compared(Path(against))
@@ -86,8 +88,10 @@ def bench(
 
 
 def run_until_stopped(runner: Runner) -> bool:
-    """Run all remaining measurements. Returns True if none is left. After ctrl-C or another stop signal,
-    raises KeyboardInterrupt with a message on how to continue."""
+    """Run all remaining measurements. Returns True if none is left, and False if the time budget is used up.
+
+    After ctrl-C or another stop signal, raises KeyboardInterrupt with a message on how to continue.
+    """
     try:
         with ending_at_once():
             return runner.run()
@@ -98,8 +102,10 @@ def run_until_stopped(runner: Runner) -> bool:
 
 
 def compared(folder: Path) -> dict[str, str]:
-    """Return the key of each cell of the comparison in ``folder``, by the cell's name. Raises PlanError if
-    the folder does not contain a comparison."""
+    """Return the key of each cell of the comparison in ``folder``, by the cell's name.
+
+    Raises PlanError if the folder does not contain a comparison.
+    """
     try:
         return {name: key for key, name in loads(durable.read(folder / CELLS)).items()}
     except (OSError, ValueError) as error:
@@ -113,8 +119,11 @@ def compared(folder: Path) -> dict[str, str]:
 
 
 def compared_lines(rows: Sequence[Row], folder: Path, names: dict[str, str]) -> Iterator[str]:
-    """Yield a line for each cell that compares it with the cell of the same name in the comparison in
-    ``folder``. ``names``: cell name → cell key in that comparison, as ``compared`` returns it."""
+    """Yield a line for each cell that compares it with the cell of the same name in ``folder``.
+
+    ``rows``: the cells of this comparison. ``folder``: another comparison. ``names``: the keys of its cells,
+    as ``compared`` returns them.
+    """
     known = read(folder)
     for one in rows:
         earlier = row(
@@ -131,8 +140,10 @@ def compared_lines(rows: Sequence[Row], folder: Path, names: dict[str, str]) -> 
 
 
 def trust_folders(folders: Sequence[str]) -> int:
-    """Add comparisons to the history file next to their folders. Raises PlanError if no folder is given, or
-    if a folder does not contain a comparison."""
+    """Add comparisons to the history file next to their folders.
+
+    Raises PlanError if no folder is given, or if a folder does not contain a comparison.
+    """
     if not folders:
         raise PlanError.of(
             "bench-trust",
@@ -147,8 +158,11 @@ def trust_folders(folders: Sequence[str]) -> int:
 
 
 def record_lengths(files: Sequence[str], out: str | None) -> int:
-    """Read the lengths of the sampled answers from an evaluation's file, and write them to the file ``out``
-    for --ROLE.generate.lengths. Raises PlanError if ``files`` is not one file or ``out`` is None."""
+    """Write the lengths of the sampled answers in an evaluation's file to ``out``, for
+    --ROLE.generate.lengths.
+
+    Raises PlanError if ``files`` is not one file or ``out`` is None.
+    """
     if len(files) != 1 or out is None:
         raise PlanError.of(
             "bench-record",
@@ -165,8 +179,10 @@ def record_lengths(files: Sequence[str], out: str | None) -> int:
 
 
 def made(suite: Suite, folder: Path) -> Path:
-    """Return the folder with the files that a suite's generator script writes. Runs the script if the folder
-    does not exist yet. Raises PlanError if the script fails."""
+    """Return the folder with the files that a suite's generator script writes.
+
+    If the folder does not exist yet, runs the script. Raises PlanError if the script fails.
+    """
     place = (folder / "made").absolute()
     if suite.maker is None or place.is_dir():
         return place

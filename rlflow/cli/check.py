@@ -1,5 +1,7 @@
-"""`rlflow check`, and what it shares with `graph` and `plan`: reading flags without loading a backend or a
-reward."""
+"""`rlflow check`, and code that `graph` and `plan` share with it.
+
+The module reads flags without loading a backend or a reward.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,10 @@ from rlflow.runs.packaged import packaged, packaged_environment, uses_packaged
 
 
 def check_file(file: str, arguments: Sequence[str]) -> int:
-    """Print every finding on a file's flow. Returns 2 if a finding is an error, else 0. Raises FlowError and
-    PlanError if the file or the flags cannot be loaded."""
+    """Print every finding on the flow in a file. Returns 2 if a finding is an error, else 0.
+
+    Raises FlowError and PlanError if the file or the flags cannot be loaded.
+    """
     report = check_flow(file, arguments)
     for problem in report.problems:
         print(fitted(str(problem), sys.stdout))
@@ -57,8 +61,10 @@ def check_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def check_flow(file: str, arguments: Sequence[str]) -> Report:
-    """Check a file's flow with the flags of a run, and return the report. Raises FlowError and PlanError if
-    the file or the flags cannot be loaded."""
+    """Check the flow in a file with the flags of a run, and return the report.
+
+    Raises FlowError and PlanError if the file or the flags cannot be loaded.
+    """
     flow = load_flow(file)
     values = read_flags(arguments)
     config = read_config(flow, values)
@@ -89,14 +95,12 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
 
 
 def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:
-    """Return the names of a flow's roles. A parameter ``*rewards`` becomes one role for each of
-    ``rewards``."""
+    """Return the names of a flow's roles. A parameter ``*rewards`` becomes one role for each of ``rewards``."""
     return [name for names in role_names(flow, max(len(rewards), 1)).values() for name in names]
 
 
 def read_config(flow: Flow, values: Mapping[str, Any]) -> RunConfig:
-    """Sort the flags of a command into the parts of a ``RunConfig``. Raises PlanError for an unknown or
-    invalid flag."""
+    """Sort the flags of a command into a ``RunConfig``. Raises PlanError for an unknown or invalid flag."""
     values = packaged_environment(flow.name, values) | dict(values)
     remember(values)
     names = roles_of(flow, sort_rewards(values)[0])
@@ -109,8 +113,10 @@ def read_config(flow: Flow, values: Mapping[str, Any]) -> RunConfig:
 
 
 def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
-    """Return the flow's settings, with ``values`` in place of their defaults. Returns None for a flow without
-    settings. Raises PlanError for values that the flow does not accept."""
+    """Return the flow's settings, in which ``values`` replace defaults; None for a flow without settings.
+
+    Raises PlanError for values that the flow does not accept.
+    """
     hp = flow.parameters.hp
     if hp is None and values:
         raise PlanError.of(
@@ -128,7 +134,9 @@ def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
 
 def trace_options(config: RunConfig) -> TraceOptions:
     """Return the options that shape the graph, from ``--reward``, ``--data`` and ``--ROLE.generate.…``.
-    Imports no user code. Raises PlanError for a reward that does not exist."""
+
+    Imports no user code. Raises PlanError for a reward that does not exist.
+    """
     environments = environments_of(config.environments)
     rewards = default_rewards(config.options.reward, environments)
     specs = [parse_reward(reward) for reward in (rewards if rewards == ("env",) else config.options.reward)]
@@ -148,9 +156,11 @@ def trace_options(config: RunConfig) -> TraceOptions:
 
 
 def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the data fields that rewards may read: the fields of the first record of each file,
-    and the fields that ``--data.NAME`` and ``--data.SOURCE.NAME`` map. Empty if the data are not files.
-    Raises PlanError for a missing file."""
+    """Return the names of the data fields that rewards may read; empty if the data are not files.
+
+    These are the fields in the first record of each file, and the fields that ``--data.NAME`` and
+    ``--data.SOURCE.NAME`` map (``mapped``). Raises PlanError for a missing file.
+    """
     paths = [path for source in sources if (path := Path(os.path.expanduser(source.path))).suffix]
     if not paths:
         return ()
@@ -172,8 +182,10 @@ def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> t
 
 
 def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
-    """Return the columns that a reward reads. For a function, these are its required parameters, read from
-    its source text."""
+    """Return the columns that a reward reads. For a function, these are its required parameters.
+
+    A function's parameters are read from its source text.
+    """
     if reward.kind == "function":
         return reads(reward.path, reward.function).required
     if reward.kind == "remote":
@@ -184,8 +196,11 @@ def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
 
 
 def check_names(config: RunConfig, flow: Flow, roles: Sequence[str]) -> None:
-    """Check that the settings of roles exist in the source code of the roles' backends, and that the packages
-    of these backends are installed. Loads no backend. Raises PlanError."""
+    """Check that the settings of roles exist in the source code of their backends, and that required packages
+    are installed.
+
+    Loads no backend. Raises PlanError for all problems.
+    """
     problems: list[Problem] = []
     known = Known(config.own, tuple(roles), partial(sampling_roles, flow))
     for role in map(config.role, roles):

@@ -26,8 +26,10 @@ WIDTH = 100  # columns of charts if the width of the terminal is unknown
 
 
 def compare_runs(names: Sequence[str], metrics: Sequence[str], as_json: bool) -> int:
-    """Print how runs differ in settings and results. Returns 0. Raises PlanError for a folder without a run,
-    for fewer than two runs, and for a metric that no run has."""
+    """Print how runs differ in settings and results. Returns 0.
+
+    Raises PlanError for a folder without a run, for fewer than two runs, and for a metric that no run has.
+    """
     folders = list(dict.fromkeys(find_run(name).resolve() for name in names))
     if len(folders) < 2:
         raise PlanError.of(
@@ -47,14 +49,15 @@ def compare_runs(names: Sequence[str], metrics: Sequence[str], as_json: bool) ->
 
 
 def columns() -> int:
-    """Return the width of charts: the width of the terminal, or WIDTH if the output does not go to a
-    terminal."""
+    """Return the width of charts: the width of the terminal, or WIDTH without a terminal."""
     return Console().width if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 0)).columns
 
 
 def graph_differences(runs: Sequence[Recorded]) -> Mapping[str, list[str]]:
-    """Return lines on how the graph of each run differs from the first run's graph, by run name. Differences
-    in settings are not listed. Runs with the first run's graph are not included."""
+    """Return lines on how each run's graph differs from the first run's graph, by run name.
+
+    Differences in settings are not listed. Runs with the same graph as the first run are not included.
+    """
     first, *others = runs
     differences = {}
     for run in others:
@@ -67,7 +70,7 @@ def graph_differences(runs: Sequence[Recorded]) -> Mapping[str, list[str]]:
 
 
 def _lines(first: Path, other: Path) -> list[str]:
-    """Return lines on the differences between two runs' graphs, without differences in settings."""
+    """Return lines on the differences between the graphs of two runs, without differences in settings."""
     try:
         return list(map(str, diff(_graph(first), _graph(other), settings=False)))
     except (OSError, PlanError) as error:

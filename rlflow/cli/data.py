@@ -1,4 +1,4 @@
-"""`rlflow data`: prints how a model reads a data set."""
+"""`rlflow data`: print a data set as a model reads it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ IDS = 32  # token ids that are shown from the beginning of a text, and also from
 
 
 def show_data(file: str, arguments: Sequence[str]) -> int:
-    """Print how the records of a file, folder or task become prompts. Returns the exit code. ``arguments``:
-    flags, among them further sources as --data. Raises PlanError."""
+    """Print how the records of a file, folder or task become prompts, and return the exit code.
+
+    ``arguments``: the command's flags, which may name further sources with --data. Raises PlanError.
+    """
     flags = parse_flags(arguments)
     sources = parse_sources((file, *flags.pop("data", ())))
     as_json, model, rows = (
@@ -61,7 +63,7 @@ def show_data(file: str, arguments: Sequence[str]) -> int:
 
 
 def _opened(source: SourceSpec, folder: str | None, settings: Mapping[str, Any]) -> Dataset:
-    """Open a source as a run of the model in ``folder`` opens it."""
+    """Open a data source as a run with the model in ``folder`` would open it."""
     data = open_data(source.path, tokenizer=folder, bad="skip", **data_settings(settings, ()))
     positions = positions_of(Path(folder)) if folder else None
     return (

@@ -1,4 +1,4 @@
-"""`rlflow eval`: the accuracy of a model folder, or of a run at a checkpoint, on held-out prompts."""
+"""`rlflow eval`: the accuracy of a model folder, or of a run's checkpoint, on held-out prompts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 
 def evaluate(what: str, arguments: Sequence[str], checkpoint: int | None, out: str, trust: bool) -> int:
-    """Evaluate a model folder, a run, or one checkpoint of a run, and return the exit code. ``arguments``:
-    flags. Raises PlanError, StageError."""
+    """Evaluate a model folder, a run, or one checkpoint of a run, and return the exit code.
+
+    ``arguments``: the command's flags. Raises PlanError and StageError.
+    """
     flags = parse_flags(arguments)
     quiet, as_json = bool(flags.pop("quiet", False)), bool(flags.pop("json", False))
     reporter = Quiet() if quiet else Plain(sys.stderr if as_json else sys.stdout)

@@ -15,8 +15,10 @@ FORMS = {"skypilot": job_group, "kuberay": ray_job, "ray": submission}
 
 
 def print_job(file: str, arguments: Sequence[str]) -> int:
-    """Print the job file or command that starts a run of the file on a cluster. Raises PlanError if the run
-    cannot be started there."""
+    """Print the job file or command that starts a file's run on a cluster.
+
+    Raises PlanError if the run cannot be started there.
+    """
     kind, target = target_of(file, read_flags(arguments))
     for line in target.warnings:
         print(line, file=sys.stderr)

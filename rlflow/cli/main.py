@@ -1,5 +1,7 @@
-"""`rlflow` and its commands. An error becomes an exit code and a message; rlflow's own errors show no
-traceback."""
+"""`rlflow` and its commands. An error becomes a message and an exit code.
+
+rlflow's own errors show no traceback.
+"""
 
 from __future__ import annotations
 
@@ -107,8 +109,9 @@ def data(
         str, typer.Argument(help="a .jsonl or .parquet file, a dataset folder, or a task", show_default=False)
     ],
 ) -> None:
-    """Print what a model reads of the data: fields, lengths, skipped records, rows with their token ids.
-    Takes --model FOLDER, --rows COUNT, --json, and --data.NAME as `run` does."""
+    """Print what a model reads from the data: fields, lengths, skipped records, rows with their token ids.
+    Takes --model FOLDER, --rows COUNT, --json, and --data.NAME as `run` does.
+    """
     from rlflow.cli.data import show_data
 
     raise typer.Exit(show_data(file, context.args))
@@ -380,7 +383,7 @@ def main() -> None:
 
 
 def exit_code(words: list[str]) -> int:
-    """Run a command and return its exit code; print an error to standard error."""
+    """Run a command and return its exit code. Errors are printed to standard error."""
     try:
         code = run_command(words)
     except BrokenPipeError:  # `rlflow plan … | head`
@@ -401,8 +404,10 @@ def exit_code(words: list[str]) -> int:
 
 
 def run_command(words: list[str]) -> int:
-    """Run the command and return its exit code. Masks secrets in all printed text. This does not use typer's
-    own `main`, which would drop the message of a stopped run."""
+    """Run the command and return its exit code. Masks secrets in all printed text.
+
+    typer's own `main` is not used, because it drops the message of a stopped run.
+    """
     command = typer.main.get_command(app)
     guard(sys.stdout, sys.stderr)
     try:
@@ -414,21 +419,26 @@ def run_command(words: list[str]) -> int:
 
 
 def discard_output() -> int:
-    """Discard all further output, because nobody reads standard output any more. Returns 1."""
+    """Discard all further output after the reader of standard output is gone. Returns the exit code 1."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
 
 def share_cores() -> None:
     """Let waiting OpenMP threads sleep after a few hundred microseconds. Call this before torch is imported.
-    By default, libgomp's threads spin for milliseconds, and the run nearly stops if other processes, such as
-    its own rewards, need the same cores."""
+
+    By default, libgomp's threads spin for milliseconds. If other processes, such as the run's rewards, need
+    the same cores, the run would nearly stop.
+    """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def leave(code: int) -> None:
-    """Exit the process with this code at once. After a failure, a stage may still run in a thread that cannot
-    be stopped; a normal exit would wait for the thread or abort."""
+    """Exit the process at once with this code.
+
+    After a failure, a stage may still run in a thread that cannot be stopped. A normal exit would wait for
+    that thread or abort.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     if code in (0, 2) and not launcher.leaves_at_once():
@@ -445,8 +455,9 @@ def _report_error(error: BaseException, code: int) -> int:
 
 
 def _file_problem(error: OSError) -> PlanError:
-    """Return the error for a file operation that the operating system refused, for example because of a full
-    disk, a limit or a missing folder."""
+    """Return the error for a file operation that the operating system refused, such as a write to a full
+    disk.
+    """
     what = error.strerror or str(error)
     return PlanError.of(
         "system",
@@ -457,8 +468,10 @@ def _file_problem(error: OSError) -> PlanError:
 
 
 def _report_usage(error: Exception) -> int:
-    """Print click's error about the command line and return 2. Raises any other error again, since such an
-    error is a defect of rlflow and needs its traceback."""
+    """Print click's error about the command line, and return 2.
+
+    Raises any other error again, since it is a defect of rlflow and needs its traceback.
+    """
     show = getattr(error, "show", None)
     if show is None:
         raise error

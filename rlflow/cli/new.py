@@ -1,5 +1,8 @@
-"""`rlflow new`, which writes a file to start an algorithm from, and `rlflow import`, which writes a
-configuration file from another project's settings."""
+"""`rlflow new` and `rlflow import`.
+
+`rlflow new` writes a file to start an algorithm from. `rlflow import` writes a configuration file from
+another project's settings.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +65,11 @@ def {name}(prompts, actor, reward, hp=Settings()):
 
 
 def write_new(target: Path, source: str | None = None) -> int:
-    """Write the file ``target``: the template, or a copy of the shipped algorithm ``source``. Returns 0.
+    """Write the file ``target``: a template, or a copy of rlflow's algorithm ``source``. Returns 0.
+
     Raises PlanError if the file exists or cannot be written, if its name is not a Python name, or if there is
-    no such algorithm."""
+    no such algorithm.
+    """
     path = target if target.suffix == ".py" else target.with_name(target.name + ".py")
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
         raise PlanError.of(
@@ -103,9 +108,12 @@ def write_new(target: Path, source: str | None = None) -> int:
 
 
 def copied(source: str, name: str) -> str:
-    """Return the text of a shipped algorithm, with its flow and its settings class renamed after ``name``.
+    """Return the text of rlflow's algorithm ``source``, with its flow and settings class renamed after
+    ``name``.
+
     Raises PlanError if there is no such algorithm, or if its file already uses the new name for something
-    else."""
+    else.
+    """
     shipped = {
         path.stem: path for path in Path(algorithms.__path__[0]).glob("*.py") if path.stem != "__init__"
     }
@@ -136,7 +144,7 @@ def copied(source: str, name: str) -> str:
 
 
 def _flow_of(tree: ast.Module) -> ast.FunctionDef:
-    """Return the function with the flow decorator."""
+    """Return the module's function that has the flow decorator."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return next(
         node
@@ -146,8 +154,7 @@ def _flow_of(tree: ast.Module) -> ast.FunctionDef:
 
 
 def _settings_of(flow: ast.FunctionDef) -> list[str]:
-    """Return the name of the flow's settings class, in a list that is empty if the flow has no settings. The
-    flow's default settings are an instance of this class."""
+    """Return the class of a flow's default settings as [name]; an empty list for a flow without settings."""
     defaults = (*flow.args.defaults, *flow.args.kw_defaults)
     return [
         default.func.id
@@ -157,14 +164,16 @@ def _settings_of(flow: ast.FunctionDef) -> list[str]:
 
 
 def _class_name(name: str) -> str:
-    """A class name for the settings of a flow: ``my_own`` gives ``MyOwn``. If that equals the flow's name,
-    ``Settings`` is appended instead."""
+    """Return the class name for the settings of a flow: ``my_own`` gives ``MyOwn``.
+
+    If this equals the flow's name, ``Settings`` is appended.
+    """
     words = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
     return words if words and words != name else f"{name}Settings"
 
 
 def _code(text: str) -> str:
-    """Return the names in a file's code, without comments and strings."""
+    """Return all names in a file's code as one text. Names in comments and strings are not included."""
     words = (
         getattr(node, field, None)
         for node in ast.walk(ast.parse(text))
@@ -174,7 +183,7 @@ def _code(text: str) -> str:
 
 
 def _renamed(text: str, renames: dict[str, str]) -> str:
-    """Return the text with names replaced in the code only. Comments and docstrings stay unchanged."""
+    """Replace names in a file's code, and return the text. Comments and docstrings stay unchanged."""
     lines = text.splitlines(keepends=True)
     places = []
     for node in ast.walk(ast.parse(text)):
@@ -198,9 +207,11 @@ LONGEST = 1 << 20  # most bytes of a file
 
 
 def import_settings(project: str, file: Path, out: Path) -> int:
-    """Write a configuration file from a script or configuration of another project, and report the result for
-    each key. Raises PlanError, and writes nothing, if a key changes the mathematics and has no
-    counterpart."""
+    """Write a configuration file from another project's script or configuration, and report the result for
+    each key.
+
+    If a key changes the mathematics and has no counterpart, writes nothing and raises PlanError.
+    """
     from rlflow.cli.importers import openrlhf, verl
 
     projects = {"verl": verl, "openrlhf": openrlhf}
@@ -236,8 +247,9 @@ def _check_out(file: Path, out: Path) -> None:
 
 
 def _text(file: Path) -> str:
-    """Return the text of a regular file. Raises PlanError if the file is unreadable or longer than LONGEST
-    bytes."""
+    """Return the text of a file. Raises PlanError if it is not a readable regular file of at most LONGEST
+    bytes.
+    """
     expected = f"a script of at most {LONGEST >> 20} MiB; for verl also a .yaml"
     try:
         data = durable.read(Path(os.path.realpath(file)), LONGEST)

@@ -36,8 +36,10 @@ TRANSPORTS = {
 
 
 def plan_file(file: str, arguments: Sequence[str]) -> int:
-    """Print the plan for a run of the file, and return the exit code. Raises FlowError and PlanError for an
-    invalid flow, flag or placement."""
+    """Print the plan of a file's run, and return the exit code.
+
+    Raises FlowError and PlanError for an invalid flow, flag or placement.
+    """
     flow, values = load_flow(file), read_flags(arguments)
     as_json = bool(values.pop("json", False))
 
@@ -55,8 +57,10 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def options_of(config: RunConfig) -> TraceOptions:
-    """Return the options that shape the graph, read from the flags as `check` reads them. With the null
-    backend the reward reads no columns."""
+    """Return the options that shape the graph, as `check` reads them from the flags.
+
+    If the null backend makes up the scores, rewards read no columns.
+    """
     options = trace_options(config)
     return (
         replace(options, reward_reads=(), reward_places={}, fields=())
@@ -113,8 +117,10 @@ def services(declared: Sequence[Service]) -> Iterator[str]:
 
 
 def shared_devices(explanation: Explanation) -> Iterator[str]:
-    """Yield a line for each set of devices that several pools share: the share of each pool, the unused
-    share, and the nodes that overlap."""
+    """Yield a line for each set of devices that several pools share.
+
+    The line has the share of each pool, the unused share, and the nodes that overlap.
+    """
     for entry in devices(explanation.placement) if explanation.placement else ():
         shares = ", ".join(f"{part:g} by {pool}" for pool, part in entry["parts"].items())
         left = (
@@ -140,7 +146,7 @@ def environments(explanation: Explanation) -> Iterator[str]:
 
 
 def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
-    """Yield a title and its parts; nothing if there are no parts."""
+    """Yield a title and its parts, or nothing if there are no parts."""
     parts = list(parts)
     if parts:
         yield plain(f"\n{title}")
@@ -178,7 +184,7 @@ def evaluation(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def nodes(explanation: Explanation) -> Iterator[RenderableType]:
-    """Yield a table of the nodes, in an order in which they may run."""
+    """Yield a table of the nodes, in a possible order of execution."""
     rows = table(
         "wave",
         "node",
@@ -205,8 +211,10 @@ def nodes(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def lineage(explanation: Explanation) -> Iterator[str]:
-    """Yield lines on the number of rows that each node makes. There are such lines only if the flow makes
-    follow-up prompts, or chooses or joins rows."""
+    """Yield a line with the number of rows of each node.
+
+    Yields nothing unless the flow makes follow-up prompts, or chooses or joins rows.
+    """
     for each in explanation.lineage:
         groups = f" in {each.groups} groups" if each.groups < each.rows else ""
         unknown = (
@@ -216,8 +224,11 @@ def lineage(explanation: Explanation) -> Iterator[str]:
 
 
 def columns(explanation: Explanation) -> Iterator[RenderableType]:
-    """Yield the table of columns. With pools, these are the columns that move between ranks; in one process,
-    all columns that nodes read."""
+    """Yield a table of columns.
+
+    With pools, it lists the columns that move between ranks. In one process, it lists all columns that nodes
+    read.
+    """
     rows = table(
         "columns",
         "from",
@@ -241,14 +252,14 @@ def columns(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def sums(explanation: Explanation) -> Iterator[str]:
-    """Yield a line on the bytes that an iteration reads, moves between ranks and records."""
+    """Yield a line with the bytes that an iteration reads, moves between ranks, and records."""
     read = decimal(sum(edge.bytes for edge in explanation.edges))
     moved = f", {decimal(explanation.moved)} move between ranks" if explanation.placement else ""
     yield f"in all: nodes read {read}{moved}, the run's records read {decimal(explanation.recorded)}"
 
 
 def weights(explanation: Explanation) -> Iterator[str]:
-    """Yield lines on each transfer of weights from a trainer to its generator."""
+    """Yield lines on each weight transfer from a trainer to its generator."""
     for each in explanation.weights:
         size = "" if each.bytes is None else f": {decimal(each.bytes)} over all ranks"
         most = "" if each.each is None else f", at most {decimal(each.each)} to one rank, the least possible"
@@ -269,8 +280,10 @@ def weights(explanation: Explanation) -> Iterator[str]:
 
 
 def together(explanation: Explanation) -> Iterator[str]:
-    """Yield lines for each node: later nodes in program order that may run at the same time, and later nodes
-    that share its queue."""
+    """Yield lines for each node on how it relates to later nodes in the program.
+
+    One line lists the nodes that may run at the same time. Another line lists the nodes that share its queue.
+    """
     for name in dict.fromkeys(pair.first for pair in explanation.pairs):
         own = [pair for pair in explanation.pairs if pair.first == name]
         concurrent, queued = (
@@ -284,7 +297,7 @@ def together(explanation: Explanation) -> Iterator[str]:
 
 
 def memory(entries: Sequence[MemoryItem]) -> Table:
-    """Return a table of the memory on each rank of each pool, by role."""
+    """Return a table of the memory on each pool's ranks, by role."""
     rows = table("pool", "role", "holds", "bytes", right=("bytes",))
     for pool in dict.fromkeys(item.pool for item in entries):
         own = [item for item in entries if item.pool == pool]
@@ -299,7 +312,7 @@ def memory(entries: Sequence[MemoryItem]) -> Table:
 
 
 def moves(explanation: Explanation) -> Iterator[str]:
-    """Yield lines on the model parts that are offloaded or loaded before each node, if memory has a limit."""
+    """If memory is limited, yield lines on the model parts that are offloaded or loaded before each node."""
     for schedule in explanation.residency:
         for step in dict.fromkeys(move.before for move in schedule.moves):
             own = [move for move in schedule.moves if move.before == step]
@@ -318,7 +331,7 @@ def moves(explanation: Explanation) -> Iterator[str]:
 
 
 def commits(explanation: Explanation) -> Iterator[str]:
-    """Yield lines on in-memory checkpoints, if their sizes are known."""
+    """If the sizes are known, yield lines on in-memory checkpoints."""
     sizes, every = (explanation.commits.bytes, explanation.commits.every) if explanation.commits else ({}, 0)
     known = [size for size in sizes.values() if size is not None]
     if known:
@@ -344,13 +357,13 @@ def total(parts: Sequence[MemoryItem]) -> str:
 
 
 def packed(explanation: Explanation) -> Iterator[str]:
-    """Yield a line for each forward or update whose rows share prompts."""
+    """Yield a line for each forward pass or update that computes a prompt shared by several rows only once."""
     for each in explanation.packed:
         yield f"{each.node}: {each.computed:,} of {each.tokens:,}, as each prompt is computed once ({each.computed / each.tokens:.0%})"
 
 
 def times(explanation: Explanation) -> Iterator[str]:
-    """Yield lines on the duration of an iteration, in units of the default costs, and on what limits it."""
+    """Yield lines on the duration of an iteration, in units of the default costs, and on what determines it."""
     time = explanation.time
     yield f"an iteration takes {time.makespan:g}; the lower bound of any schedule is {time.bound:g}"
     yield "decided by " + ", ".join(time.decided_by)
@@ -383,7 +396,7 @@ def assumptions(explanation: Explanation) -> Iterator[str]:
 
 
 def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
-    """Print the graph of a file's flow in one of the formats. Returns 0. Raises FlowError and PlanError."""
+    """Print the graph of a file's flow in the format ``format``. Returns 0. Raises FlowError and PlanError."""
     if format not in FORMATS:
         raise PlanError.of(
             "graph-format",
@@ -401,8 +414,10 @@ def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
 
 
 def print_diff(first: str, second: str) -> int:
-    """Print the differences between the graphs of two files. Returns 0 if there are none, else 1. Raises
-    FlowError."""
+    """Print the differences between the graphs of two files. Returns 0 if there are none, else 1.
+
+    Raises FlowError.
+    """
     one, two = compile_flow(load_flow(first)).graph, compile_flow(load_flow(second)).graph
     differences = diff(one, two)
     for difference in differences:

@@ -1,5 +1,4 @@
-"""`rlflow prove`: tests on a few rows, before the first iteration, whether a run would learn from its
-rewards."""
+"""`rlflow prove`: test on a few rows, before the first iteration, whether a run would learn from its rewards."""
 
 from __future__ import annotations
 
@@ -22,8 +21,10 @@ if TYPE_CHECKING:
 
 
 def prove_file(file: str, arguments: Sequence[str]) -> int:
-    """Print each claim with its verdict. Returns 2 if a claim is falsified, else 0. Takes the flags of `run`.
-    Raises FlowError, PlanError, StageError."""
+    """Print each claim about a run with its verdict. Returns 2 if a claim is falsified, else 0.
+
+    ``arguments``: the flags of `run`. Raises FlowError, PlanError and StageError.
+    """
     plans, arguments = split_plans(arguments)
     flow, values = load_flow(file), read_flags(arguments)
     if plans:
@@ -48,8 +49,10 @@ def prove_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def split_plans(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the flags of each ``--as``, and the other arguments. Raises PlanError unless ``--as`` is given
-    twice or not at all."""
+    """Return (flags of each ``--as``, other arguments).
+
+    Raises PlanError unless ``--as`` is given twice or not at all.
+    """
     plans, rest, words = [], [], list(arguments)
     while words:
         word = words.pop(0)
@@ -71,8 +74,11 @@ def split_plans(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) -> int:
-    """Run the file under two plans, and print where the two results first differ. Returns 2 if they differ by
-    more than rounding, else 0."""
+    """Run a file under two plans, and print where their results first differ.
+
+    Returns 2 if the results differ by more than rounding error, else 0. ``plans``: the flags of each plan.
+    ``values``: the flags that both have.
+    """
     from rlflow.runs.preview import compared
 
     flow = load_flow(file)
@@ -84,8 +90,11 @@ def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) ->
 
 
 def whole(context: RunContext) -> Iterator[Claim]:
-    """Yield all claims about a prepared run. If a stage does not accept synthetic scores, yields the claims
-    that need only the run's own scores. Raises StageError if the stage fails on these too."""
+    """Yield all claims about a prepared run.
+
+    If a stage does not accept synthetic scores, yields only the claims that need the run's own scores. Raises
+    StageError if the stage also fails on these scores.
+    """
     from rlflow.runs.proof.reward_claims import reward_claims
     from rlflow.runs.proving import dry_runs, unfinished
 

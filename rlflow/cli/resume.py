@@ -11,8 +11,10 @@ from rlflow.errors import listed, printable
 
 
 def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = False) -> int:
-    """Continue a run, or with ``fork`` start a new run from it. Returns the exit code. Raises PlanError,
-    RunHeld, StageError."""
+    """Continue a run, or start a new run from it if ``fork`` is True. Returns the exit code.
+
+    Raises PlanError, RunHeld and StageError.
+    """
     flags = parse_flags(arguments)
     quiet, as_json = bool(flags.pop("quiet", False)), bool(flags.pop("json", False))
 
@@ -26,7 +28,10 @@ def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = Fal
 
 
 def export_model(run: str, out: str, role: str | None) -> int:
-    """Write a run's newest intact checkpoint as a plain Hugging Face folder. Returns the exit code."""
+    """Write a run's newest intact checkpoint as a plain Hugging Face folder, and return the exit code.
+
+    ``role``: the model to export, if the run trains several.
+    """
     from rlflow.checkpoints.export import export
     from rlflow.checkpoints.file_names import MANIFEST
     from rlflow.monitoring.history import find_run

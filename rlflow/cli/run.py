@@ -29,7 +29,10 @@ NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps a flag and its value on one line
 
 
 def run_file(file: str, arguments: Sequence[str], general_help: Callable[[], str]) -> int:
-    """Run the flow in a file, and return the exit code. Raises FlowError, PlanError, StageError."""
+    """Run the flow in a file, and return the exit code. Raises FlowError, PlanError and StageError.
+
+    ``general_help``: returns the help that is printed if no file is given.
+    """
     wants_help = "--help" in arguments or file == "--help"
     if not file or file.startswith("-"):
         print(general_help())
@@ -77,8 +80,10 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
 
 
 def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Return short lines on the packaged task of a flow: its data, its model, and the flags that it sets.
-    ``used``: all values of the run; ``values``: the values that the user gave."""
+    """Return lines on the packaged task that a flow uses: its data, its model, and the flags that it sets.
+
+    ``used``: all values of the run. ``values``: the values that the user gave.
+    """
     from rlflow.monitoring.recorded import as_text
     from rlflow.runs.packaged import packaged
 
@@ -98,8 +103,11 @@ def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any])
 
 
 def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
-    """Print the summary of a run that has ended, and with ``as_json`` also its results as JSON. Returns the exit
-    code: 1 if something could not be saved, else 0."""
+    """Print the summary of a finished run, and return the exit code: 1 if something could not be saved, else
+    0.
+
+    With ``as_json``, also prints the results as JSON.
+    """
     from rlflow.runs.report import summary
 
     reporter.note(summary(result))
@@ -109,8 +117,7 @@ def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
 
 
 def help_text(file: str, flow: Flow) -> str:
-    """Return the text of `rlflow run FILE --help`: every flag of the flow with its type, its default and its
-    purpose."""
+    """Return the text of `rlflow run FILE --help`: each flag of the flow with its type, default and purpose."""
     from rlflow.runs.packaged import packaged
 
     about = flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or ""
@@ -196,8 +203,11 @@ def _backends(packaged_values: Mapping[str, Any]) -> list[str]:
 def _described(
     prefix: str, settings: type, values: Any = None, packaged_values: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return a line for each flag. ``values``: the defaults, if they differ from those in the type;
-    ``packaged_values``: values that the packaged task sets."""
+    """Return a help line for each flag of a settings class.
+
+    ``prefix``: put before each flag's name. ``values``: the defaults, if they differ from those of the class.
+    ``packaged_values``: the values that the packaged task sets.
+    """
     lines = []
     for entry in fields(settings).values():
         default = getattr(values, entry.name) if values is not None else entry.default

@@ -40,7 +40,7 @@ def retrieve(
     host: Host = "127.0.0.1",
     port: Port = None,
 ) -> None:
-    """Search a corpus: POST /retrieve, in the request format of verl's and SkyRL-gym's clients."""
+    """Search a corpus: POST /retrieve, in the request format of the clients in verl and SkyRL-gym."""
     from rlflow.services.serving.retrieve import retriever
     from rlflow.services.serving.server import check_host, chosen_port, serve
 

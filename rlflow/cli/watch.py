@@ -25,9 +25,11 @@ from rlflow.monitoring.tables import output, plain, story
 
 
 def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_json: bool = False) -> int:
-    """Print a table of the runs in a folder that meet all conditions ``where``, sorted by the setting or
-    metric ``sort``. Returns 0. Raises PlanError for a missing folder, an unknown name and an invalid
-    condition."""
+    """Print a table of the runs in a folder, and return 0.
+
+    ``text``: the folder. ``where``: conditions that all listed runs meet. ``sort``: the setting or metric to
+    sort by. Raises PlanError for a missing folder, an unknown name or an invalid condition.
+    """
     conditions = [condition(each) for each in where]
     base = Path(text)
     if not base.is_dir():
@@ -63,15 +65,19 @@ def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_js
 
 
 def show_run(text: str) -> int:
-    """Print the summary of a run, named by its folder or its name. Returns 0. Raises PlanError if there is no
-    such run."""
+    """Print the summary of a run, and return 0. ``text``: the run's folder or name.
+
+    Raises PlanError if there is no such run.
+    """
     output(story(find_run(text)))
     return 0
 
 
 def watch_run(text: str, once: bool) -> int:
-    """Follow a run until it ends: return 0 if it ends in the state "done", else 1. With ``once``, print its
-    present state and return 0. Raises PlanError if there is no such run."""
+    """Follow a run until it ends. Returns 0 if it ends in the state "done", else 1.
+
+    With ``once``, prints the run's current state and returns 0. Raises PlanError if there is no such run.
+    """
     folder = find_run(text)
     if once:
         console = Console(highlight=False)
@@ -94,16 +100,18 @@ def watch_run(text: str, once: bool) -> int:
 
 
 def print_doctor() -> int:
-    """Print which packages and devices are installed, whether they can be used, and which processes listen on
-    the network. Returns 0."""
+    """Print what is installed, whether it can be used, and which processes listen on the network. Returns 0."""
     for title, lines in sections():
         output([plain(f"{title}"), *(plain(f"  {line}") for line in lines)])
     return 0
 
 
 def explain_run(text: str, wants_json: bool) -> int:
-    """Print why a run learns little and what limited its speed. Returns 0. Raises PlanError if there is no
-    such run."""
+    """Print why a run learns little, and what limited its speed. Returns 0. ``text``: the run's folder or
+    name.
+
+    Raises PlanError if there is no such run.
+    """
     folder = find_run(text)
     if wants_json:
         print(json.dumps(as_json(folder)))

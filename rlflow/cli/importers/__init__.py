@@ -1,7 +1,6 @@
-"""Import other projects' settings: find rlflow's flag for each of their keys, and report the keys without a
+"""Import the settings of other projects: find rlflow's flag for each key, and report keys without a
 counterpart.
 
-Here: readers of their scripts and files, and a table of keys for each project. Not here: reading their data
-and calling their reward functions, which `rlflow.data` and `rlflow.rewards` do without conversion. Neither
-project is imported.
+The package reads the projects' scripts and files, and has a table of keys for each project. It imports none
+of the projects. `rlflow.data` and `rlflow.rewards` use their data and reward functions without conversion.
 """

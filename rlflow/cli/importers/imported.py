@@ -1,4 +1,4 @@
-"""The result of importing another project's settings: the flags of a run, and a report on each key."""
+"""The result of importing another project's settings: flags for a run, and a report on each key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pair = Annotated[list[float], Len(2, 2)]
 
 @dataclass(frozen=True)
 class Keys:
-    """The settings keys of one release of a project."""
+    """The settings keys in one release of a project."""
 
     project: str
     release: str
@@ -39,8 +39,10 @@ class Keys:
     kinds: Mapping[str, Any] = field(default_factory=dict)
 
     def lists(self, key: str) -> list[str]:
-        """Return the names of the lists that contain a key: taken, unsupported, meaningless. Each key of the
-        release is in exactly one list; a key of another release may be in none."""
+        """Return which of the lists "taken", "unsupported" and "meaningless" contain a key.
+
+        Each key of the release is in exactly one list. A key of another release may be in none.
+        """
         return [
             name
             for name, known in (
@@ -52,8 +54,10 @@ class Keys:
         ]
 
     def wrong(self, key: str, value: Any) -> str:
-        """Return the expected form of a key's value if ``value`` is invalid. Returns an empty text for a
-        valid value, and for keys that rlflow ignores."""
+        """Return the expected form of a key's value if ``value`` is invalid.
+
+        Returns an empty text for a valid value, and for keys that rlflow ignores.
+        """
         if self.lists(key) == ["meaningless"]:
             return ""
         if unresolved(value):
@@ -72,14 +76,16 @@ class Keys:
 
 @lru_cache(maxsize=64)
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return a validator for values of a type. It accepts only finite numbers, and does not accept booleans
-    and strings as numbers."""
+    """Return a validator for values of the type ``kind``.
+
+    It accepts only finite numbers. Booleans and strings do not count as numbers.
+    """
     return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 @dataclass
 class Imported:
-    """Another project's settings, with the counterparts that have been found so far."""
+    """Another project's settings, with the counterparts found so far."""
 
     keys: Keys
     source: Mapping[str, Any]  # the other project's settings, by key
@@ -99,8 +105,10 @@ class Imported:
         self.wrong = {key: why for key, value in self.source.items() if (why := self.keys.wrong(key, value))}
 
     def value(self, key: str, says: str = "") -> Any:
-        """Return the value of a key, or the key's default if it is not given or its value is invalid. If the
-        key is given, this also records it as supported, with ``says`` as its counterpart."""
+        """Return the value of a key, or its default if the key is not given or its value is invalid.
+
+        A given key is also recorded as supported. ``says``: its counterpart in the report.
+        """
         if key not in self.source or key in self.wrong:
             return self.keys.defaults[key]
         if key not in self.unsupported:
@@ -108,15 +116,20 @@ class Imported:
         return self.source[key]
 
     def take(self, key: str, flag: str, change: Callable[[Any], Any] = lambda value: value) -> None:
-        """Set a flag from a key's value, converted by ``change``. If the value is None or empty, rlflow's
-        default stays."""
+        """Set a flag from a key's value, converted by ``change``.
+
+        If the value is None or empty, the flag is not set, and rlflow's default applies.
+        """
         value = self.value(key, f"--{flag}")
         if value is not None and value != "":
             self.flags[flag] = change(value)
 
     def refuse(self, key: str, why: str) -> None:
-        """Record that a key's value has no counterpart, with the reason ``why``. A given value that is not
-        the default becomes an unsupported setting; a default becomes a difference."""
+        """Record that rlflow has no counterpart for a key's value, with the reason ``why``.
+
+        If the user's value differs from the project's default, the setting is unsupported. Otherwise the
+        report lists a difference.
+        """
         if key in self.source and self.source[key] != self.keys.defaults.get(
             key, self.keys.neutral.get(key, (None,))[0]
         ):
@@ -126,8 +139,7 @@ class Imported:
             self.differs[key] = why
 
     def check_rest(self) -> None:
-        """Mark the remaining keys as unsupported if they are unknown, or if they have no counterpart and a
-        value that has an effect."""
+        """Record keys as unsupported if they are unknown, or if they have an effect and no counterpart."""
         for key, value in self.source.items():
             lists = self.keys.lists(key)
             if key in self.wrong:
@@ -138,7 +150,7 @@ class Imported:
                 self.unsupported[key] = "rlflow has no counterpart"
 
     def finish(self) -> None:
-        """Check the keys that no step has used, and expand ``~`` in the flags that name files."""
+        """Check the keys that no step has used, and expand ``~`` in flags that name files."""
         self.check_rest()
         self.flags = {flag: expand_home(flag, value) for flag, value in self.flags.items()}
         for flag, value in self.flags.items():
@@ -148,13 +160,17 @@ class Imported:
                 )
 
     def meaningless(self) -> list[str]:
-        """Return the given keys that have no effect in rlflow: keys for placement, speed or logging, and keys
-        at a neutral value."""
+        """Return the user's keys that have no effect in rlflow.
+
+        These are keys for placement, speed or logging, and keys with a neutral value.
+        """
         reported = {*self.counterparts, *self.unsupported, *self.differs, *self.wrong}
         return [key for key in self.source if key not in reported]
 
     def refusals(self, file: str) -> list[Problem]:
-        """A problem for each key with an invalid value, and for each key that is not supported."""
+        """Return a problem for each key with an invalid value, and for each unsupported key. ``file``: the
+        file's name.
+        """
         return [
             *(
                 Problem(
@@ -183,8 +199,7 @@ class Imported:
         return _short(repr(self.source[key]))
 
     def report(self) -> Iterator[str]:
-        """Yield the lines of the report: each key with its flag, the difference, or the reason why it is not
-        supported."""
+        """Yield the lines of the report: for each key its flag, the difference, or why it is not supported."""
         yield from _section(
             "taken", {key: f"{says} ({_short(self.source[key])})" for key, says in self.counterparts.items()}
         )
@@ -199,8 +214,9 @@ class Imported:
         yield from (f"by hand: {line}" for line in self.by_hand)
 
     def toml(self, out: str) -> str:
-        """Return the text of the configuration file. It begins with the command that runs the file
-        ``out``."""
+        """Return the text of the configuration file, which begins with the command that runs the file
+        ``out``.
+        """
         lines = [
             f"# rlflow run {self.flow} --config {out}",
             f"# from settings of {self.keys.project} {self.keys.release}",
@@ -221,8 +237,7 @@ class Imported:
 
 
 def expand_home(flag: str, value: Any) -> Any:
-    """Return the value with ``~`` expanded to the user's home folder if the flag names files, else the value
-    unchanged."""
+    """Return the value of a flag, with ``~`` expanded to the user's home folder if the flag names files."""
     if flag.rpartition(".")[2] not in PATHS:
         return value
     if isinstance(value, list):
@@ -238,8 +253,10 @@ def _section(title: str, rows: Mapping[str, str]) -> Iterator[str]:
 
 
 def _written(value: Any) -> str:
-    """Return a value as TOML. TOML equals JSON for these values, except for one control character. Raises
-    ValueError for a number that is not finite."""
+    """Return a value as TOML. For these values TOML equals JSON, except for one control character.
+
+    Raises ValueError for a number that is not finite.
+    """
     return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 

@@ -1,5 +1,6 @@
-"""OpenRLHF's settings (release 0.11.2, Apache-2.0), from a script that starts
-``openrlhf.cli.train_ppo_ray``."""
+"""OpenRLHF's settings (release 0.11.2, Apache-2.0), read from a script that starts
+``openrlhf.cli.train_ppo_ray``.
+"""
 
 from __future__ import annotations
 
@@ -196,8 +197,11 @@ CHARGES = ("ppo", "rloo", "reinforce_pp")
 
 
 def read(text: str, name: str) -> dict[str, Any]:
-    """Return the settings in the script ``name``, by key. Former names are replaced with present ones. Raises
-    PlanError if the script does not start the trainer."""
+    """Return the settings in a script by key. Old key names are replaced with current names.
+
+    ``text``: the script. ``name``: its name in messages. Raises PlanError if the script does not start the
+    trainer.
+    """
     words = script.arguments(text, PROGRAMS, name)
     if words is None:
         raise PlanError.of(
@@ -210,8 +214,9 @@ def read(text: str, name: str) -> dict[str, Any]:
 
 
 def _flags(words: Sequence[str], name: str) -> Iterator[tuple[str, Any]]:
-    """Yield each flag with its value. The value is True for a flag without one, and a list for a flag with
-    several values."""
+    """Yield (flag, value) for each flag. A flag without a value has the value True; several values are a
+    list.
+    """
     flags: list[tuple[str, list[Any]]] = []
     for word in words:
         if word.startswith("--"):
@@ -231,7 +236,7 @@ def _flags(words: Sequence[str], name: str) -> Iterator[tuple[str, Any]]:
 
 
 def imported(source: Mapping[str, Any]) -> Imported:
-    """Return rlflow's counterparts of OpenRLHF's settings."""
+    """Convert OpenRLHF's settings to rlflow's."""
     settings = Imported(KEYS, source)
     settings.flow = _flow(settings)
     for step in (_data, _rewards, _sampling, _algorithm, _weights, _kl, _optimizers, _run):

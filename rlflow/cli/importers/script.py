@@ -1,4 +1,4 @@
-"""Read the arguments of a trainer's command from a shell script, and substitute the script's variables."""
+"""Read the arguments of a trainer's command from a shell script, with the script's variables substituted."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ DIGITS = 64  # most characters of a text that is read as a number
 
 
 def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None:
-    """Return the words after the first of ``programs`` in a script, with the script's variables substituted.
-    None if the script starts none of the programs. A comment within a command does not end the command.
-    ``name``: the script's name in messages. Raises PlanError if the script is truncated, is too long, or
-    starts several trainers."""
+    """Return the arguments of the first of ``programs`` that a script starts, with the script's variables
+    substituted.
+
+    Returns None if the script starts none of the programs. A comment inside a command does not end the
+    command. ``name``: the script's name in messages. Raises PlanError if the script is truncated, is too
+    long, or starts several trainers.
+    """
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     body = re.sub(r"\\\s*(#.*)?\n", " ", "\n".join(lines) + "\n")
     if len(body) > LONGEST:
@@ -87,21 +90,25 @@ def _of_line(line: str, programs: Sequence[str], name: str) -> list[str]:
 
 
 def _is(word: str, program: str) -> bool:
-    """Whether a word starts a program: the word is the program's module name, or the path of the module's
-    file."""
+    """Whether a word of a command is the program: its module name, or the path of the module's file."""
     return word == program or word.endswith(f"/{program.rpartition('.')[2]}.py")
 
 
 class Variables:
-    """The variables that a script sets. The total length of all substitutions is limited, because a variable
-    may contain another one several times."""
+    """The variables that a script sets.
+
+    Since a variable may contain another variable several times, the total length of all substitutions is
+    limited.
+    """
 
     def __init__(self, name: str) -> None:
         self.name, self.values, self.left = name, {"HOME": os.path.expanduser("~")}, ROOM
 
     def placed(self, text: str) -> str:
-        """Return the text with the known variables and the defaults of unknown variables substituted. Raises
-        PlanError if the substitutions become too long."""
+        """Substitute the known variables in a text, and the defaults of unknown variables.
+
+        Raises PlanError if the substitutions become too long.
+        """
         return NAMED.sub(self._value, text)
 
     def _value(self, match: re.Match[str]) -> str:
@@ -119,16 +126,19 @@ class Variables:
 
 
 def unresolved(value: Any) -> bool:
-    """Whether a value depends on something outside the file: on a variable, on the output of a command, or on
-    Hydra's ``???``."""
+    """Whether a value depends on something outside the file: a variable, a command's output, or Hydra's
+    ``???``.
+    """
     if isinstance(value, list):
         return any(map(unresolved, value))
     return isinstance(value, str) and (value == "???" or re.search(r"\$[A-Za-z_{(]|`", value) is not None)
 
 
 def once(pairs: Iterable[tuple[str, Any]], name: str) -> dict[str, Any]:
-    """Return settings by key. Raises PlanError for a key that is given twice with different values. ``name``:
-    the file's name in messages."""
+    """Return settings by key. Raises PlanError for a key that is given twice with different values.
+
+    ``name``: the file's name in messages.
+    """
     settings: dict[str, Any] = {}
     for key, value in pairs:
         if key in settings and settings[key] != value:
@@ -144,8 +154,10 @@ def once(pairs: Iterable[tuple[str, Any]], name: str) -> dict[str, Any]:
 
 
 def value(text: Any) -> Any:
-    """Return the value that a text denotes: a number, true, false, None, a list of these in brackets, or the
-    text itself. A value that is not a text is returned unchanged."""
+    """Parse a text as a number, true, false, None, or a list of these in brackets.
+
+    Any other text is returned unchanged, as is a value that is not a text.
+    """
     if not isinstance(text, str):
         return text
     bare = text.strip().strip("\"'")

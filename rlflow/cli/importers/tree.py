@@ -1,5 +1,7 @@
-"""Read a YAML file of settings as nested mappings, with size limits. Without limits, a few lines with aliases
-could expand to more data than fit in memory."""
+"""Read a YAML file of settings as nested mappings, with size limits.
+
+Without limits, a few lines with aliases could expand to more data than fit in memory.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,11 @@ NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def read(text: str, name: str) -> Mapping[str, Any]:
-    """Return the mapping in a YAML text. Raises PlanError if the text is damaged, is not a mapping, gives a
-    key twice, or is too large once aliases are expanded. ``name``: the file's name in messages."""
+    """Return the mapping in a YAML text. ``name``: the file's name in messages.
+
+    Raises PlanError if the text is damaged, is not a mapping, gives a key twice, or is too large once aliases
+    are expanded.
+    """
     try:
         _check_nesting(text)
         loader = LOADER(text)
@@ -50,8 +55,7 @@ def read(text: str, name: str) -> Mapping[str, Any]:
 
 
 def _check_nesting(text: str) -> None:
-    """Check the number of levels and values as written in the text. This happens first, because later steps
-    read them recursively."""
+    """Limit the nesting and the number of values in the text. Later steps read the text recursively."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, LOADER)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -60,7 +64,7 @@ def _check_nesting(text: str) -> None:
 
 
 def _check_nodes(root: Any) -> None:
-    """Check the size with all aliases expanded, and that no mapping has a key twice."""
+    """Limit the size with all aliases expanded, and check that no mapping has a key twice."""
     letters = 0
     for values, (node, depth) in enumerate(_nodes(root, 0)):
         letters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0

@@ -1,5 +1,6 @@
-"""verl's settings (release 0.9.1, Apache-2.0), from a script that starts ``verl.trainer.main_ppo`` or a YAML
-file of its configuration."""
+"""verl's settings (release 0.9.1, Apache-2.0), read from a script that starts ``verl.trainer.main_ppo`` or
+from a YAML file with its configuration.
+"""
 
 from __future__ import annotations
 
@@ -389,8 +390,10 @@ LINKED = re.compile(r"\$\{(?:oc\.select:\s*)?([\w.]+)(?:\s*,\s*([^{}]*))?\}")
 
 
 def read(text: str, name: str) -> dict[str, Any]:
-    """Return the settings in the script or YAML file ``name``, by key. Raises PlanError for a text without
-    settings."""
+    """Return the settings in a script or YAML file, by key. ``name``: the file's name.
+
+    Raises PlanError for a text without settings.
+    """
     if name.endswith((".yaml", ".yml")):
         texts = script.once(_leaves(tree.read(text, name)), name)
     else:
@@ -431,8 +434,10 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _linked(value: Any, texts: Mapping[str, Any], depth: int = 4) -> Any:
-    """Return the value. For ``${KEY}`` or ``${oc.select:KEY,DEFAULT}``, return the value of that key
-    instead."""
+    """Resolve a value of the form ``${KEY}`` or ``${oc.select:KEY,DEFAULT}``. Returns other values unchanged.
+
+    ``texts``: the values of all keys. ``depth``: maximum number of references to follow.
+    """
     match = LINKED.fullmatch(value) if isinstance(value, str) else None
     if match is None or not depth:
         return value
@@ -444,7 +449,7 @@ def _linked(value: Any, texts: Mapping[str, Any], depth: int = 4) -> Any:
 
 
 def imported(source: Mapping[str, Any]) -> Imported:
-    """Return rlflow's counterparts of verl's settings."""
+    """Convert verl's settings to rlflow's."""
     settings = Imported(KEYS, _with_template_variables(source))
     settings.flow = _flow(settings)
     for step in (_data, _sampling, _algorithm, _clips, _kl, _optimizers, _run):
@@ -454,8 +459,10 @@ def imported(source: Mapping[str, Any]) -> Imported:
 
 
 def _with_template_variables(source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with the variables of the chat template in one mapping. verl has a separate key for
-    each variable."""
+    """Return the settings with all variables of the chat template in one mapping.
+
+    In verl, each variable has a separate key.
+    """
     own = {
         key.removeprefix(f"{KWARGS}."): value for key, value in source.items() if key.startswith(f"{KWARGS}.")
     }
@@ -465,7 +472,7 @@ def _with_template_variables(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """Return a mapping that is given as such, or as text as on a command line: {a: 1, b: true}."""
+    """Return a mapping. It may be given as text in the form of the command line: {a: 1, b: true}."""
     if not isinstance(value, str):
         return dict(value or {})
     entries = (part.partition(":") for part in value.strip("{} ").split(",") if part.strip())
@@ -567,8 +574,10 @@ def _algorithm(settings: Imported) -> None:
 
 
 def _same_for_both(settings: Imported) -> None:
-    """In rlflow, actor and critic train on the same minibatches, for as many epochs, with the same
-    average."""
+    """Refuse settings that differ between actor and critic.
+
+    In rlflow, both train on the same minibatches, for the same number of epochs, with the same average.
+    """
     for name in ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode"):
         actor, key = settings.value(f"{ACTOR}.{name}"), f"critic.{name}"
         if key in settings.source and settings.value(key, f"as {ACTOR}.{name}") != actor:
@@ -589,8 +598,10 @@ def _weights(settings: Imported) -> None:
 
 
 def _clips(settings: Imported) -> None:
-    """Set the clip flags: verl uses clip_ratio_low and clip_ratio_high, 0.2 by default, and clip_ratio for
-    either that is null."""
+    """Set the clip flags from verl's clip_ratio_low and clip_ratio_high.
+
+    Both are 0.2 by default. If one of them is null, verl uses clip_ratio instead.
+    """
     both = settings.value(f"{ACTOR}.clip_ratio", "used if clip_ratio_low or clip_ratio_high is null")
     ends = [settings.value(f"{ACTOR}.clip_ratio_{end}", "--hp.clip") for end in ("low", "high")]
     low, high = (both if end is None else end for end in ends)
