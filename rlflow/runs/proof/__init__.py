@@ -1,6 +1,7 @@
-"""Prove before a run's first iteration, on a few of its own rows, that it learns from its rewards.
+"""Check before a run's first iteration that the run learns from its rewards.
 
-The package runs an iteration with synthetic scores, computes the gradients of its losses, and checks claims
-about these gradients and about real weights. `rlflow.compiler.check.reached` checks the graph without rows,
-and `rlflow.runs.proving` checks a run at its start.
+The package runs an iteration on a few of the run's own rows, with synthetic scores in place of rewards. It
+computes the gradients of the losses, and checks claims about these gradients and about the real weights.
+`rlflow.compiler.check.reached` checks the graph without any rows. `rlflow.runs.proving` calls this package
+when a run starts.
 """

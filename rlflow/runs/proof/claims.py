@@ -1,7 +1,4 @@
-"""Claims about a run and their verdicts.
-
-A claim has a measured number and names a line of code.
-"""
+"""Claims about a run, each with a verdict, a measured number and a line of code."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ Verdict = Literal["proved", "falsified", "unproved"]
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that is true for every correct run, and the verdict on it for this run."""
+    """A sentence that is true for every correct run, and the verdict on this sentence for the current run."""
 
     name: str  # a stable name, such as reward-direction
     subject: str  # the node or role that the claim is about
@@ -35,9 +32,10 @@ class Claim:
 def judged(
     name: str, subject: str, holds: bool, sentences: tuple[str, str], number: str, place: Place | None = None
 ) -> Claim:
-    """Return a claim that is proved if ``holds`` is true, otherwise falsified.
+    """Return a claim whose verdict is "proved" if ``holds`` is true, and "falsified" otherwise.
 
-    ``sentences``: the sentence for each verdict, first for proved.
+    ``name``: stable name of the claim. ``subject``: the node or role that it is about. ``sentences``: the
+    sentence for "proved" and the sentence for "falsified". ``number``: the measurement, as text.
     """
     return Claim(
         name,
@@ -60,7 +58,7 @@ def encoded(claims: list[Claim]) -> bytes:
 
 
 def summary(claims: list[Claim]) -> str:
-    """Return a text with the number of claims for each verdict."""
+    """Return the number of claims with each verdict, as text: "7 proved, 0 falsified, 1 unproved"."""
     counts = {
         verdict: sum(claim.verdict == verdict for claim in claims)
         for verdict in ("proved", "falsified", "unproved")

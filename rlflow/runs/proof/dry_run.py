@@ -1,9 +1,7 @@
 """A dry run: one iteration of the run's own plan on a few prompts, without changing weights.
 
-Synthetic scores replace the rewards.
-
-Each update is recorded with the rows and columns that it would have learned from. A dry run stops before the
-first stage with side effects, because only the run itself may call such a stage.
+Synthetic scores replace the rewards. Updates are not executed, but recorded with the rows and columns that
+they would have learned from. A dry run stops before the first stage with side effects.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ Scoring = Callable[[str, Axis], Tensor]  # (node of a reward, axis of its rows) 
 class RecordedUpdate:
     """An update that was recorded instead of executed.
 
-    ``batch`` has the rows with the columns that the update reads, ``settings`` are the loss's, and ``call``
-    is the number of the call.
+    ``batch`` has the rows, with the columns that the update reads. ``settings`` are the settings of the loss.
+    ``call`` is the number of the call in the iteration.
     """
 
     node: str
@@ -59,13 +57,13 @@ class RecordedUpdate:
 
     @property
     def terms(self) -> list[LossTerm]:
-        """The losses that are added up in one step."""
+        """The losses that the update adds up in one optimizer step."""
         return terms(self.loss, self.settings, self.options.mean)
 
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Rows of a reward call, and the synthetic scores that they got."""
+    """The rows of a reward call, and their synthetic scores [rows]."""
 
     node: str
     batch: Batch
@@ -74,10 +72,10 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class RepeatedScores:
-    """Scores of the run's own reward for some rows, each [rows] and in the order of ``once``.
+    """The scores that three calls of the run's own reward gave the same rows, each [rows].
 
-    ``once`` is from a first call, ``again`` from a second equal call, and ``shuffled`` from a call with the
-    rows shuffled.
+    ``once`` and ``again`` are from two equal calls. ``shuffled`` is from a call with shuffled rows, in the
+    order of ``once``.
     """
 
     node: str
@@ -97,9 +95,9 @@ class DryRunRecord:
 
 
 class DryRunEngine(Engine):
-    """Methods that replace an engine's methods in a dry run.
+    """Methods that replace methods of an engine in a dry run.
 
-    The class is mixed into the class of the run's engine.
+    `DryRuns` makes a class that inherits from this class and from the class of the run's engine.
     """
 
     scoring: Scoring | None  # None: the run's own rewards give the scores
@@ -116,7 +114,7 @@ class DryRunEngine(Engine):
     ) -> Batch:
         """Sample at most ``longest`` tokens per row.
 
-        If the same prompts are sampled again, the recorded rows are returned.
+        If the call has sampled for the same prompts before, its earlier rows are returned.
         """
         key = (call, id(prompts.axis))
         if key not in self.sampled:
@@ -128,9 +126,9 @@ class DryRunEngine(Engine):
         return self.sampled[key][1]
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
-        """Run the real forward pass. The result is never kept for an update.
+        """Run the real forward pass. No update can reuse its result.
 
-        If ``shift`` names the node, an amount is added to every other row of the result.
+        If ``shift`` has an amount for the node, the amount is added to the result of every other row.
         """
         rows = super().forward(role, want, batch, replace(terms, ahead=False))
         if terms.node not in self.shift:
@@ -141,7 +139,7 @@ class DryRunEngine(Engine):
         return self.spread(Batch(rows.axis, columns), self.near(batch, terms))
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """Return synthetic scores, or the run's own rewards if ``scoring`` is None."""
+        """Return synthetic scores, or the scores of the run's own reward if ``scoring`` is None."""
         if self.asks:
             self.record.judged.append(self.judged(role, self.gather(batch), terms))
         if self.scoring is None:
@@ -153,7 +151,8 @@ class DryRunEngine(Engine):
         return self.spread(rows, self.near(batch, terms)), {}
 
     def judged(self, role: str, batch: Batch, terms: CallOptions) -> RepeatedScores:
-        """Call the run's own reward three times: twice on the rows, and once on the shuffled rows."""
+        """Call the run's own reward twice on the rows and once on the shuffled rows, and return all
+        scores."""
         order = torch.randperm(
             len(batch), generator=torch.Generator().manual_seed(derived(0, "proof", terms.node))
         )
@@ -166,7 +165,8 @@ class DryRunEngine(Engine):
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Run the real stage with the padding value set to ``fill``, which must not change any result."""
+        """Run the real stage, with ``fill`` as the padding value. The padding value must not change any
+        result."""
         with padding(self.fill):
             return super().stage(stage, batch, settings, call, terms)
 
@@ -180,7 +180,7 @@ class DryRunEngine(Engine):
         call: int,
         terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Record the update instead of executing it."""
+        """Record the update in ``record`` instead of executing it."""
         self.record.updates.append(
             RecordedUpdate(terms.node, role, self.gather(batch), loss, settings, call, options)
         )
@@ -190,7 +190,8 @@ class DryRunEngine(Engine):
 
 
 def raised(data: Data, by: float) -> Data:
-    """Return a token column with ``by`` added to every other row. Other columns are returned unchanged."""
+    """Return a token column with ``by`` added to all tokens of every other row. Other columns are returned
+    unchanged."""
     if data.lengths is None:
         return data
     even = (torch.arange(len(data.lengths)) % 2 == 0).to(data.value).repeat_interleave(data.lengths)
@@ -199,9 +200,10 @@ def raised(data: Data, by: float) -> Data:
 
 @dataclass
 class DryRuns:
-    """Executes dry runs with the run's own engine, queues and plan, on a few of its prompts.
+    """Executes dry runs on a few prompts of a run, with the run's own engine, queues and plan.
 
-    ``impure`` is the first stage with side effects, or None; ``plan`` ends before this stage.
+    If the plan has a stage with side effects, ``impure`` is the first such stage, and ``plan`` ends before
+    it.
     """
 
     engine: Engine
@@ -231,10 +233,12 @@ class DryRuns:
         shift: Mapping[str, float] | None = None,
         asks: bool = False,
     ) -> DryRunRecord:
-        """Run one iteration with synthetic scores, and return its record.
+        """Run one iteration without training, and return its record.
 
-        ``scoring``: gives the scores; None: the run's own rewards give the scores. ``asks``: call the run's
-        own rewards too, and record their scores. ``fill`` and ``shift``: as in DryRunEngine.
+        ``scoring``: returns the scores of a reward call; if None, the run's own rewards are called. ``asks``:
+        whether to call the run's own rewards in addition, and record their scores. ``fill``: the padding
+        value of stages. ``shift``: node of a role that is not trained → amount to add to its outputs for
+        every other row.
         """
         engine: Any = copy.copy(self.engine)
         engine.__class__ = type("Rehearsing" + type(engine).__name__, (DryRunEngine, type(engine)), {})
@@ -259,10 +263,7 @@ class DryRuns:
         return engine.record  # type: ignore[no-any-return]
 
     def _prompts(self) -> Callable[[int], Batch]:
-        """A function that returns further prompts for a `repeat`.
-
-        It returns the same prompts in each dry run.
-        """
+        """Return a function that returns further prompts for a `repeat`: the same prompts in each dry run."""
         place = iter(range(1 << 30))
 
         def take(count: int) -> Batch:
@@ -276,22 +277,22 @@ class DryRuns:
 
 
 def stretched(scoring: Scoring, factor: float) -> Scoring:
-    """Return the scores of ``scoring`` times ``factor``."""
+    """Return a scoring function whose scores are ``factor`` times the scores of ``scoring``."""
     return lambda node, axis: scoring(node, axis) * factor
 
 
 def zero_or_one(node: str, axis: Axis) -> Tensor:
-    """Return alternating scores of 0 and 1. Most rewards for answers give these values."""
+    """Return alternating scores of 0 and 1, float32 [rows]. Most rewards for answers give only these
+    values."""
     return torch.arange(len(axis)).remainder(2).float()
 
 
 def uneven(seed: int, only: str | None = None, base: int = 0) -> Scoring:
-    """Return a function that gives seeded scores from 0 to 1.
+    """Return a scoring function that gives seeded random scores from 0 to 1.
 
-    All scores within a group differ, and each group has its own order and mean. Without groups, all rows are
-    one group.
-
-    ``only``: the node whose scores use ``seed``; scores of other nodes use the seed ``base``.
+    All scores within a group differ, and each group has its own order and mean. If rows have no groups, all
+    rows count as one group. ``only``: the node whose scores use ``seed``; all other nodes use the seed
+    ``base``. If ``only`` is None, all nodes use ``seed``.
     """
 
     def scores(node: str, axis: Axis) -> Tensor:

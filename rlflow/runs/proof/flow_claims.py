@@ -63,12 +63,13 @@ class FlowClaims:
 
     @property
     def base(self) -> DryRunRecord:
-        """The first dry run."""
+        """The record of the first dry run."""
         return self._base
 
     @cached_property
     def players(self) -> set[str]:
-        """The names of the trained roles that sample; if none samples, of all trained roles."""
+        """The names of the trained roles that sample; if no trained role samples, the names of all trained
+        roles."""
         trained = {use.name for use in self.graph.roles if use.trained}
         return {use.name for use in self.graph.roles if use.trained and use.generates} or trained
 
@@ -78,7 +79,8 @@ class FlowClaims:
         return call.place if call else None
 
     def new(self, update: RecordedUpdate) -> New:
-        """Return the model's outputs for the rows of an update. The run's own trainer computes them."""
+        """Return the outputs of the role's model for the rows of an update, computed by the run's own
+        trainer."""
         key = (update.role, tuple(keys(update.batch)))
         if key not in self._news:
             want = tuple(update.loss.new)
@@ -92,7 +94,7 @@ class FlowClaims:
         return self._news[key]
 
     def directions(self, record: DryRunRecord) -> dict[str, Direction]:
-        """Return the gradient direction of each update of a dry run, by node.
+        """Return the gradient direction of each update of a dry run, as node → direction.
 
         Updates without trainable rows are omitted.
         """
@@ -105,9 +107,9 @@ class FlowClaims:
             yield from group
 
     def groups(self) -> Iterator[list[Claim]]:
-        """Yield the claims in groups.
+        """Yield all claims in groups, most important first.
 
-        The first group decides whether a run may start: the rows must follow all rewards. Each later group
+        The first group has the claims about rewards, which decide whether a run may start. Each later group
         needs more dry runs.
         """
         begins = list(self.unrehearsed())
@@ -124,7 +126,7 @@ class FlowClaims:
             yield list(self.of_update(*self.telling(update, own)))
 
     def unrehearsed(self) -> Iterator[Claim]:
-        """Yield claims about the parts of an iteration that the dry run did not reach."""
+        """Yield an unproved claim if the dry run did not reach all parts of an iteration."""
         if (impure := self.stage.impure) is not None:
             yield Claim(
                 "rehearsed",
@@ -146,10 +148,10 @@ class FlowClaims:
     # --------------------------------------------------------------------------------------------------------
 
     def rewarded(self, node: str, own: dict[str, Direction]) -> tuple[list[Claim], list[Iterator[Claim]]]:
-        """Check that different scores of one reward call give a different gradient, towards higher scores.
+        """Check that different scores of the reward ``node`` give different gradients, towards higher scores.
 
-        Returns these claims, and iterators over claims that need more dry runs. The latter check that new
-        scores for some rows change the gradient of these rows most.
+        ``own``: the gradient directions of the first dry run. Returns these claims, and iterators over claims
+        that need further dry runs: if some rows get new scores, the gradient must change most at these rows.
         """
         if sum(len(rows.scores) for rows in self.base.scored if rows.node == node) < 2:
             return [
@@ -209,15 +211,17 @@ class FlowClaims:
         return claims, further
 
     def pushed_by(self, scoring: Scoring, factor: float) -> tuple[DryRunRecord, dict[str, Direction]]:
-        """Execute a dry run with scores times ``factor``. Return its record and its gradient directions."""
+        """Execute a dry run with the scores of ``scoring`` times ``factor``. Return its record and its
+        gradient directions."""
         record = self.stage.dry_run_once(stretched(scoring, factor))
         return record, self.directions(record)
 
     def apart(self, runs: list[dict[str, Direction]]) -> dict[str, float]:
-        """Return how much the gradient direction of each update differs between dry runs.
+        """Return, for each update, the largest distance between its gradient directions in the first and any
+        other dry run.
 
-        The value is the largest distance between the first dry run and the others. Only updates of roles that
-        sample are included.
+        ``runs``: the gradient directions of each dry run. Only updates of `players` are included. The
+        distance is infinite if a dry run does not have the update.
         """
         own, others = runs[0], runs[1:]
         learning = {name: push for name, push in own.items() if self.graph.by_name[name].role in self.players}
@@ -228,14 +232,17 @@ class FlowClaims:
         return far | {name: float("inf") for name in learning if any(name not in other for other in others)}
 
     def waived(self) -> str:
-        """The reason that a loss declares for learning without a reward; empty if it declares none."""
+        """Return the reason that a loss declares for learning without a reward (``unrewarded=``); "" if there
+        is none."""
         losses = (term.loss for one in self.base.updates for term in one.terms)
         return next((loss.unrewarded for loss in losses if loss.unrewarded), "")
 
     def direction(self, node: str, name: str, runs: list[tuple[DryRunRecord, Direction]]) -> Claim | None:
-        """Check that higher scores make rows more likely.
+        """Return the claim that the update ``name`` makes rows with higher scores of the reward ``node`` more
+        likely.
 
-        Returns None if the update does not learn from the scored rows.
+        ``runs``: the record and the gradient direction of dry runs with different scores. Returns None if the
+        update does not learn from the scored rows.
         """
         update = next(update for update in self.base.updates if update.node == name)
         scored = [row for row in self.base.scored if row.node == node]
@@ -269,10 +276,11 @@ class FlowClaims:
     def locality(
         self, node: str, name: str, base: tuple[DryRunRecord, Direction], factor: float
     ) -> Iterator[Claim]:
-        """Check that scores act locally.
+        """Check that new scores for some rows change the gradient of these rows most.
 
-        The scores of one group, or of two rows without groups, are changed; the gradient must change most at
-        these rows.
+        The new scores are for the rows of one group, or for two rows if there are no groups. ``base``: the
+        record and the gradient direction of the update ``name`` before the change. ``factor``: multiplies the
+        scores.
         """
         axes = [rows.batch.axis for rows in base[0].scored if rows.node == node]
         own = {place for axis in axes for place in axis.keys[_first(axis), 0].tolist()}
@@ -313,9 +321,10 @@ class FlowClaims:
     def telling(
         self, update: RecordedUpdate, own: dict[str, Direction]
     ) -> tuple[RecordedUpdate, Direction | None]:
-        """Return the update and its gradient direction from a dry run whose scores give a gradient.
+        """Return the update and its gradient direction, from a dry run whose scores give a gradient.
 
-        Larger synthetic scores are tried in turn. If none gives a gradient, the first dry run is used.
+        If the first dry run gives no gradient, larger synthetic scores are tried. If no scores give a
+        gradient, the result is from the first dry run. ``own``: the gradient directions of the first dry run.
         """
         push = own.get(update.node)
         if push is None or bool(push.main.any()) or not self.base.scored:
@@ -327,9 +336,9 @@ class FlowClaims:
         return update, push
 
     def furthest(self, node: str, push: Direction | None) -> RecordedUpdate | None:
-        """Return the update under different scores whose gradient differs most from ``push``.
+        """Return the update from the dry run with other scores whose gradient differs most from ``push``.
 
-        Returns None if none differs much; the claim `reward-reaches` covers this case.
+        Returns None if no gradient differs much.
         """
         apart = [
             (push.apart(directions[node]), record)
@@ -342,7 +351,10 @@ class FlowClaims:
         return next(learned_rows(one) for one in record.updates if one.node == node)
 
     def of_update(self, update: RecordedUpdate, push: Direction | None) -> Iterator[Claim]:
-        """Check the claims about one update that do not depend on the scores of its rows."""
+        """Check the claims about one update that do not depend on the scores of its rows.
+
+        ``push``: the gradient direction of the update, or None if it has no trainable rows.
+        """
         if push is None:
             yield Claim("rehearsed", update.node, "unproved", "the dry run produced no trainable rows")
             return
@@ -363,7 +375,8 @@ class FlowClaims:
         yield from self.beyond(update, push)
 
     def far(self, update: RecordedUpdate) -> list[New]:
-        """Return the model's outputs after a large, uneven step up, and after the same step down."""
+        """Return two sets of model outputs for an update's rows: after a large, uneven step up, and after one
+        down."""
         new = self.new(update)
         return [
             New(**{name: None if x is None else _step(name, x, sign) for name, x in vars(new).items()})
@@ -371,7 +384,7 @@ class FlowClaims:
         ]
 
     def columns(self, update: RecordedUpdate) -> Iterator[Claim]:
-        """Check that each column that a loss reads changes its gradient, or at least its value or metrics."""
+        """Check that each column that a loss reads has an effect on the gradient or the value of the loss."""
         news, batch = [self.new(update), *self.far(update)], update.batch
         silent, shown = [], []
         for term in update.terms:
@@ -404,10 +417,10 @@ class FlowClaims:
         )
 
     def signs(self, update: RecordedUpdate, push: Direction) -> Iterator[Claim]:
-        """Check directions that need no reward.
+        """Check the claims about the gradient direction of an update that need no reward.
 
-        Values must move towards returns, chosen responses must become more likely than rejected ones, and
-        given responses must become more likely.
+        Values must move towards returns. Chosen responses must become more likely than rejected responses.
+        Responses from the data must become more likely.
         """
         batch, mask = update.batch, update.batch["mask"]
         if "values" in push.by and "returns" in batch:
@@ -456,7 +469,7 @@ class FlowClaims:
             )
 
     def given(self, update: RecordedUpdate) -> bool:
-        """True if the rows of an update are responses from the data."""
+        """Return whether the rows of an update are responses from the data."""
         node = self.graph.by_name[update.node]
         return any(
             item.parameter == "tokens" and self.graph.nodes[item.column.node].op is Op.DATA
@@ -507,15 +520,13 @@ class FlowClaims:
 
 
 def _times(factor: float) -> str:
-    """The range of the synthetic scores as text; empty if it is 0 to 1."""
+    """Return the range of the synthetic scores as text; "" if the range is 0 to 1."""
     return "" if factor == 1 else f" from 0 to {factor:g}"
 
 
 def _about(update: RecordedUpdate, scored: list[ScoredRows]) -> bool:
-    """True if an update learns from the scored rows themselves.
-
-    False if it learns only from other rows of the same prompts.
-    """
+    """Return whether an update learns from the scored rows themselves, and not only from other rows of their
+    prompts."""
     axis = update.batch.axis
     if any(step.step != "taken" for step in axis.line):
         return any(axis.took_from(rows.batch.axis) for rows in scored)
@@ -528,9 +539,9 @@ Change = tuple[dict[RowId, float], dict[RowId, float]]
 
 
 def _summed(calls: Iterable[tuple[Batch, Tensor]], width: int) -> dict[RowId, float]:
-    """The sum of the values of each row over several calls, each with a batch and its values [rows].
+    """Return the sum of the values of each row over several calls, each a batch and its values [rows].
 
-    ``width``: how many numbers of a row's path to compare.
+    Rows are the same if their tokens and the first ``width`` numbers of their paths are equal.
     """
     sums: dict[RowId, float] = {}
     for batch, values in calls:
@@ -543,13 +554,11 @@ def _summed(calls: Iterable[tuple[Batch, Tensor]], width: int) -> dict[RowId, fl
 def _change(
     node: str, one: tuple[DryRunRecord, Direction], other: tuple[DryRunRecord, Direction]
 ) -> Change | None:
-    """The change of scores and of gradient directions between two dry runs, by row.
+    """Return how the scores of ``node`` and the gradient directions change between two dry runs, by row.
 
-    A trained row is the scored row with the same tokens and the same path, as far as both paths go. Tokens
-    alone are not enough: a sharp model gives many samples of a prompt the same tokens, but each has its own
-    score.
-
-    None if no row was both trained on and scored in both dry runs.
+    A trained row and a scored row are the same row if they have the same tokens and the same path. Tokens
+    alone are not enough, because a model may sample equal responses for several rows that get different
+    scores. Returns None if no row was both trained on and scored in both dry runs.
     """
     scored = [
         [(rows.batch, rows.scores) for rows in record.scored if rows.node == node]
@@ -569,31 +578,29 @@ def _change(
 
 
 def _correlation(changes: list[Change]) -> float:
-    """The correlation between changes of scores and changes of gradient directions.
-
-    It is computed over all rows and all sets of scores.
-    """
+    """Return the correlation between changes of scores and changes of gradient directions, over all rows and
+    changes."""
     scores = torch.tensor([value for score, _ in changes for value in score.values()], dtype=torch.float64)
     directions = torch.tensor([push[row] for score, push in changes for row in score], dtype=torch.float64)
     return float(torch.nn.functional.cosine_similarity(scores, directions, 0))
 
 
 def _direction_by_place(push: Direction) -> dict[tuple[int, ...], float]:
-    """The gradient direction of each row, by the row's path.
-
-    The path begins with the position in the data.
-    """
+    """Return row path → gradient direction of the row. The path begins with the row's position in the
+    data."""
     return dict(zip(map(tuple, push.rows.axis.keys.tolist()), push.of_rows.tolist(), strict=True))
 
 
 def _first(axis: Axis) -> Tensor:
-    """bool [rows]: the rows of the first group, or the first two rows if each group has one row."""
+    """Return bool [rows]: True for the rows of the first group, or for the first two rows if groups have one
+    row each."""
     grouped = axis.grouped and axis.groups < len(axis)
     return axis.slots == 0 if grouped else torch.arange(len(axis)) < 2
 
 
 def _first_reversed(node: str) -> Scoring:
-    """The scores of the first dry run, except that the scores of the first group's rows are in reverse order."""
+    """Return a scoring function like that of the first dry run, with the first group's scores of ``node``
+    reversed."""
     same = uneven(0)
 
     def scores(name: str, axis: Axis) -> Tensor:
@@ -607,7 +614,7 @@ def _first_reversed(node: str) -> Scoring:
 
 
 def _differ(update: RecordedUpdate, new: New, also: Mapping[str, Tensor]) -> bool:
-    """True if replacing columns with ``also`` changes the gradient or the value of the loss."""
+    """Return whether replacing columns with ``also`` changes the gradient or the value of the loss."""
     one, other = pushed(update, new), pushed(update, new, also)
     if any(not torch.equal(push, other.by[name]) for name, push in one.by.items()):
         return True
@@ -620,7 +627,7 @@ def _step(name: str, x: Tensor, sign: int) -> Tensor:
 
 
 def _with_holes(mask: Tensor) -> Tensor:
-    """The mask, without the second token of every row that has at least three tokens."""
+    """Return the mask with False at the second token of every row that has at least three tokens."""
     holes = mask.clone()
     long = mask.sum(1) >= 3
     second = (mask.long().cumsum(1) == 2) & mask & long[:, None]

@@ -1,6 +1,6 @@
-"""The claim that the score of a row depends on this row alone.
+"""The claim that the score of a row depends only on this row.
 
-It is the only claim for which the run's own rewards are called.
+This is the only claim for which the run's own rewards are called.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ CLOSE = 1e-3  # tolerance of a score, relative to the spread of all scores: rewa
 def reward_claims(
     stage: DryRuns, reasons: Callable[[], Mapping[Cause, str]], scoring: Scoring | None
 ) -> Iterator[Claim]:
-    """Yield a claim for each call of a reward in a dry run.
+    """Yield a claim for each reward call of a dry run. Each call is made three times.
 
-    Each reward is called three times. ``scoring``: the scores for the updates of the dry run; None: the
-    rewards' scores. ``reasons``: returns the first message of each cause of missing scores.
+    ``scoring``: gives the scores that the dry run's updates learn from; if None, the rewards give these
+    scores. ``reasons``: returns, for each cause of missing scores, the first message.
     """
     for rows in stage.dry_run_once(scoring, asks=True).judged:
         call = stage.plan.graph.by_name.get(rows.node)
@@ -33,10 +33,10 @@ def reward_claims(
 def of_rows(
     rows: RepeatedScores, place: Place | None = None, reasons: Mapping[Cause, str] | None = None
 ) -> Claim:
-    """Return the claim that scores do not change when the rows are shuffled.
+    """Return the claim that the scores in ``rows`` do not change when the rows are shuffled.
 
-    It can be falsified because a function that scores several rows in one call may return the scores in the
-    wrong order. ``reasons``: the first message of each cause of missing scores.
+    The claim is falsified, for example, if a reward function scores several rows in one call and returns the
+    scores in the wrong order. ``reasons``: for each cause of missing scores, the first message.
     """
     count, known = len(rows.once), rows.once[~rows.once.isnan()]
     causes = "".join(f"; {cause}: {' '.join(message.split())}" for cause, message in (reasons or {}).items())
@@ -80,5 +80,6 @@ def of_rows(
 
 
 def differing(one: Tensor, other: Tensor, close: float) -> int:
-    """Return how many scores differ by more than ``close``. Two missing scores count as equal."""
+    """Return how many scores of two calls differ by more than ``close``. Two missing scores (NaN) count as
+    equal."""
     return int((~((one - other).abs() <= close) & ~(one.isnan() & other.isnan())).sum())

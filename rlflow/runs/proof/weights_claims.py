@@ -1,7 +1,7 @@
 """Claims about the run's own trainers and samplers, checked on their real weights.
 
 The claims are that an update moves all weights along its gradient, and that the sampler gets the new weights.
-Afterwards all weights are restored, bit for bit.
+After the checks, all weights are restored bit for bit.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class WeightsClaims:
         return self.flow.stage.engine
 
     def trainer(self, role: str) -> Any:
-        """Return the trainer of a trained role, whose state can be restored."""
+        """Return the trainer of a trained role. Its state can be restored."""
         trainer = self.engine.models[role].trainer
         assert trainer is not None
         return trainer
 
     def do(self, call: Any) -> Any:
-        """Make a call in the thread that works with models, and return its result."""
+        """Call ``call`` in the thread that runs the models, and return its result."""
         return self.flow.stage.queues.do("model", call)
 
     def claims(self) -> Iterator[Claim]:
-        """Yield all claims. The models are restored after each update or role."""
+        """Yield all claims. After each update and after each role, the models are restored."""
         own = self.flow.directions(self.flow.base)
         for update, dry_run_direction in [
             self.flow.telling(learned_rows(update), own) for update in self.flow.base.updates
@@ -88,7 +88,7 @@ class WeightsClaims:
                     yield from self.sampler(use.name)
 
     def has_weights(self, role: str) -> bool:
-        """True if a role has weights that can be changed and restored."""
+        """Return whether a role has weights that can be changed and restored."""
         trainer = self.engine.models[role].trainer
         return (
             trainer is not None
@@ -98,9 +98,9 @@ class WeightsClaims:
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
-        """Return a context that restores all trained roles when it ends.
+        """Return a context that restores the state of all trained roles at its end.
 
-        Weights, optimizers and counters are restored, and samplers get their weights again.
+        It restores weights, optimizers and counters, and sends the weights to the samplers again.
         """
         saved = {
             role: self.do(lambda role=role: copied(self.trainer(role).state()))
@@ -124,11 +124,11 @@ class WeightsClaims:
     # --------------------------------------------------------------------------------------------------------
 
     def of_update(self, update: RecordedUpdate, other: RecordedUpdate | None) -> Iterator[Claim]:
-        """Check one update on real weights.
+        """Check one update on the real weights.
 
-        The update must move the weights along its gradient, every parameter must have a gradient, and
-        splitting the rows into passes must have no effect. ``other``: the update with different scores, or
-        None.
+        The update must move the weights along its gradient, every parameter must have a gradient, and the
+        split of rows into passes must have no effect. ``other``: the same update from a dry run with other
+        scores, or None.
         """
         start = self.perturbed(update.role)
         here = self.now(update)
@@ -148,9 +148,9 @@ class WeightsClaims:
             yield self.again(other, start, after)
 
     def perturbed(self, role: str) -> State:
-        """Restore the role's state, except that all-zero tensors get small random numbers. Return this state.
+        """Give the role small random weights in place of all-zero tensors, and return the role's new state.
 
-        Tensors of zeros would hide gradients.
+        Weights that are all zero would hide gradients.
         """
         state = self.do(lambda: copied(self.trainer(role).state()))
         chance = torch.Generator().manual_seed(0)
@@ -165,16 +165,18 @@ class WeightsClaims:
         return dict(state)
 
     def now(self, update: RecordedUpdate) -> New:
-        """Return the model's outputs with its current weights."""
+        """Return the outputs of the role's model for the update's rows, with its current weights."""
         want, names = tuple(update.loss.new), ("prompt_tokens", "tokens", "temperature")
         rows = update.batch.select(*(name for name in names if name in update.batch))
         result = self.do(lambda: self.engine.gather(self.engine.forward(update.role, want, rows)))
         return New(**{name: result[name] for name in want})
 
     def updated(self, update: RecordedUpdate, start: State, rows: Batch | None = None) -> State:
-        """Return the trainer's state after one step from ``start`` on all rows.
+        """Return the trainer's state after one optimizer step from the state ``start`` on all rows of the
+        update.
 
-        ``after=`` and epochs are ignored. ``rows``: used instead of the update's own rows.
+        The update's epochs, minibatches and ``after=`` are ignored. ``rows``: rows to use instead of the
+        update's rows.
         """
         options = replace(update.options, epochs=1, minibatch=None, after=0)
         self.do(lambda: self.trainer(update.role).restore(copied(start)))
@@ -186,7 +188,11 @@ class WeightsClaims:
         return self.do(lambda: copied(self.trainer(update.role).state()))  # type: ignore[no-any-return]
 
     def moves(self, update: RecordedUpdate, direction: Direction, here: New, moved: float) -> Iterator[Claim]:
-        """Check that the weights move, and that the model's outputs then move along the gradient."""
+        """Check that the update changes weights, and that the model's outputs move along the gradient.
+
+        ``here``: the model's outputs before the update. ``moved``: the change of the weights, relative to
+        their norm.
+        """
         place = self.flow.place(update.node)
         yield judged(
             "weights-move",
@@ -222,7 +228,8 @@ class WeightsClaims:
         )
 
     def parameters(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Find parameters without a gradient or with a zero gradient, from the optimizer's first moments."""
+        """Check that every trained parameter has a gradient other than zero, from the optimizer's first
+        moments."""
         known = {
             name.removeprefix("exp_avg/"): bool(tensor.any())
             for name, tensor in after.items()
@@ -249,7 +256,7 @@ class WeightsClaims:
         )
 
     def frozen_logprobs(self, update: RecordedUpdate) -> dict[str, Tensor]:
-        """Return the log-probs of the update's rows under each model that is not trained, by role."""
+        """Return role → log-probs of the update's rows [rows, T], for each role that is not trained."""
         names = [
             use.name
             for use in self.flow.graph.roles
@@ -265,7 +272,10 @@ class WeightsClaims:
         }
 
     def others(self, update: RecordedUpdate, before: Mapping[str, Tensor]) -> Iterator[Claim]:
-        """Check that training one model does not change models that are not trained."""
+        """Check that the update does not change roles that are not trained.
+
+        ``before``: the result of `frozen_logprobs` before the update.
+        """
         after = self.frozen_logprobs(update) if before else {}
         for role, logprobs in before.items():
             apart = float((after[role] - logprobs).abs().max())
@@ -282,7 +292,11 @@ class WeightsClaims:
             )
 
     def cuts(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Check that small micro-batches give the same gradient, if the trainer can change their size."""
+        """Check that small micro-batches give the same gradient.
+
+        ``after``: the trainer's state after the update from ``start``. The claim is unproved if the trainer
+        cannot change the size of micro-batches.
+        """
         trainer = self.trainer(update.role)
         if update.role not in self.resizing:
             yield Claim(
@@ -311,9 +325,10 @@ class WeightsClaims:
         )
 
     def order(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Check that groups of rows in reverse order give the same gradient.
+        """Check that the gradient is the same if the groups of rows are in reverse order, so that other ranks
+        compute them.
 
-        In that order, other ranks compute the rows.
+        ``after``: the trainer's state after the update from ``start``.
         """
         slots = update.batch.axis.slots
         if not any(name.startswith("exp_avg/") for name in after) or int(slots.max()) == 0:
@@ -339,9 +354,10 @@ class WeightsClaims:
         )
 
     def ranks(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Check that several ranks together compute the same gradient as one process.
+        """Check that several ranks together compute the same gradient as this process alone, on its CPU with
+        all rows.
 
-        The one process is this process. It computes all rows with a trainer on its CPU.
+        ``after``: the trainer's state after the update from ``start``.
         """
         if update.role not in self.alone:
             return
@@ -371,7 +387,11 @@ class WeightsClaims:
         )
 
     def again(self, other: RecordedUpdate, start: State, after: State) -> Claim:
-        """Return the claim that different scores move the real weights differently."""
+        """Return the claim that different scores move the real weights differently.
+
+        ``other``: the update with other scores. ``after``: the state after the update with the first scores,
+        from ``start``.
+        """
         state = self.updated(other, start)
         apart, size = distance(after, state), distance(start, after)
         return judged(
@@ -387,9 +407,10 @@ class WeightsClaims:
     # --------------------------------------------------------------------------------------------------------
 
     def sampler(self, role: str) -> Iterator[Claim]:
-        """Check that changed weights reach the sampler, and that the sampler applies the temperature.
+        """Check that the sampler and the trainer of a role agree, at two temperatures and after a change of
+        the weights.
 
-        The weights are moved by the run's own transfer.
+        The run's own transfer sends the changed weights to the sampler.
         """
         node = next(
             (node for node in self.flow.graph.nodes if node.role == role and node.op is Op.GENERATE), None
@@ -427,10 +448,8 @@ class WeightsClaims:
         )
 
     def compared(self, role: str, temperature: float) -> tuple[Batch, float]:
-        """Sample new rows.
-
-        Return them, and the largest difference between the sampler's and the trainer's log-probs.
-        """
+        """Sample new rows. Return them with the largest difference between the sampler's and the trainer's
+        log-probs."""
         sampling = Sampling(samples=2, max_tokens=self.flow.stage.longest, temperature=temperature)
         prompts = self.flow.stage.prompts
         rows = self.do(lambda: self.engine.gather(self.engine.sample(role, prompts, sampling, 17)))
@@ -450,9 +469,9 @@ class WeightsClaims:
 
 
 def only_rounding(node: str, direction: Direction, new: New) -> Claim | None:
-    """Return the claim that an update's gradient is only rounding; None if the gradient is larger.
+    """Return a claim that an update's gradient is only rounding; None if more of the gradient remains.
 
-    This claim replaces the claims about the weights.
+    If there is such a claim, the claims about the weights are not checked. ``new``: the model's outputs.
     """
     left, followed = direction.felt(new)
     if followed > FELT:
@@ -483,16 +502,18 @@ def _weights(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def distance(one: State, other: State) -> float:
-    """Return the distance between the weights of two states, relative to the norm of the first."""
+    """Return the distance between the weights of two states, relative to the norm of the first state's
+    weights."""
     apart = sum(float((tensor - other[name].double()).square().sum()) for name, tensor in _weights(one))
     size = sum(float(tensor.square().sum()) for _, tensor in _weights(one))
     return float((apart / size) ** 0.5) if size else 0.0
 
 
 def moments_distance(one: State, other: State) -> float:
-    """Return the distance between the first moments of two states, relative to the norm of the first.
+    """Return the distance between the first moments of two states, relative to the norm of the first state's
+    moments.
 
-    After one step, first moments are proportional to the gradient.
+    After a single step, the first moments are proportional to the gradient.
     """
     names = [name for name in one if name.startswith("exp_avg/")]
     apart = sum(float((one[name].double() - other[name].double()).square().sum()) for name in names)
@@ -501,9 +522,9 @@ def moments_distance(one: State, other: State) -> float:
 
 
 def shaken(state: State) -> State:
-    """Return the state with very different weights.
+    """Return a copy of the state with very different weights.
 
-    Noise with a fifth of each matrix's standard deviation is added to the matrix.
+    Each matrix gets noise with a fifth of the matrix's standard deviation.
     """
     chance, result = torch.Generator().manual_seed(5), copied(state)
     for name, tensor in result.items():
