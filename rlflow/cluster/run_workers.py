@@ -1,7 +1,4 @@
-"""All workers of a run: their pools, and the health monitor.
-
-If workers of a pool die, the pool is started again.
-"""
+"""The workers of a run: their pools and their health monitor, and the restart of dead pools."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ LATEST = 1 << 62  # larger than any iteration
 
 @dataclass
 class RunWorkers:
-    """The workers of a run. A Pool stays the same object when its workers are replaced."""
+    """The workers of a run. When workers are replaced, their Pool stays the same object."""
 
     folder: Path  # the run's private folder
     setups: Mapping[str, list[Setup]]  # pool → setup of each rank
@@ -60,10 +57,10 @@ class RunWorkers:
         self._watch()
 
     def restart(self, lost: str) -> list[str]:
-        """Start a pool again, and all pools that do not answer or stay busy. Return the names of these pools.
+        """Start the pool ``lost`` again, and all pools that do not answer. Return the names of these pools.
 
-        The other pools forget their columns and earlier calls. Raises RemoteError if a worker dies meanwhile.
-        Raises PlanError if a pool cannot be placed again or does not load its models.
+        The workers of the other pools drop their columns and earlier calls. Raises RemoteError if a worker
+        dies meanwhile. Raises PlanError if a pool cannot be placed again or does not load its models.
         """
         names = [lost, *self._begin_generation(name for name in self.pools if name != lost)]
         for name in names:
@@ -89,11 +86,11 @@ class RunWorkers:
         return names
 
     def found(self, seconds: float) -> Death | None:
-        """Wait up to ``seconds`` until the health monitor finds a dead worker; None if it finds none."""
+        """Wait up to ``seconds`` for a worker to die. Return its death; None if all workers are alive."""
         return self.watch.found(seconds)
 
     def lost(self) -> str | None:
-        """Describe the controlling process of Ray that has died; None if all are alive."""
+        """Describe a controlling process of Ray that has died; None if all are alive."""
         return self.controllers.lost()
 
     def unwatch(self) -> None:
@@ -103,7 +100,8 @@ class RunWorkers:
     def stop(self) -> None:
         """End all workers.
 
-        If Ray has lost a controlling process, the workers end together with the run's other processes.
+        If Ray has lost a controlling process, this only closes the sockets; the workers then end together
+        with the other processes of the run.
         """
         try:
             if self.controllers.lost():
@@ -120,10 +118,10 @@ class RunWorkers:
         self.watched += self.watch.watched
 
     def _begin_generation(self, names: Iterable[str]) -> list[str]:
-        """Increase the generation number of pools, which makes their earlier calls void.
+        """Increase the generation number of pools, so that earlier calls to them become void.
 
-        Returns the names of pools with a rank that does not confirm the new number, because it is dead or
-        still busy.
+        Returns the names of the pools that do not confirm the new number, because a rank is dead or still
+        busy.
         """
         replies = {}
         for name in names:
@@ -137,7 +135,7 @@ class RunWorkers:
         ]
 
     def _end(self, name: str) -> None:
-        """Kill all remaining processes of a pool."""
+        """Kill all processes of a pool that are still running."""
         for actor in self.pools[name].actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
@@ -146,7 +144,7 @@ class RunWorkers:
                 end(worker.presence)
 
     def _remove_rendezvous_folders(self, names: Iterable[str]) -> None:
-        """Remove the rendezvous folders of pools on this machine."""
+        """Remove the rendezvous folders of these pools, for pools on this machine."""
         for name in names:
             if self.rendezvous_points[name].startswith("/"):
                 private.remove(Path(self.rendezvous_points[name]).parent)

@@ -1,4 +1,4 @@
-"""Setup: the data that a worker gets before its first call, from which it builds the program."""
+"""Setup: the data that a worker gets at its start, and from which it builds the flow's program."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from rlflow.extras import VERSION
 
 @dataclass(frozen=True)
 class FlowSource:
-    """A flow for another process: the text of its file, or a pickle.
+    """A flow in a form for other processes: the text of its file, or a pickle.
 
-    The pickle is used for a flow that is not defined at the top level of a file.
+    A flow that is not defined at the top level of a file is pickled.
     """
 
     path: str  # path of the file
@@ -39,7 +39,7 @@ class FlowSource:
 
     @staticmethod
     def of(flow: Flow) -> FlowSource:
-        """Return the source of a flow of this process."""
+        """Return a flow of this process in a form for other processes."""
         path = Path(flow.function.__code__.co_filename)
         try:
             if flows_of(load(path.resolve())).get(flow.function.__name__) is flow:
@@ -49,7 +49,7 @@ class FlowSource:
         return FlowSource(str(path), flow.function.__name__, pickled=by_value(flow))
 
     def load(self) -> Flow:
-        """Return the flow, made from its text or pickle."""
+        """Return the flow that this source describes."""
         if self.pickled:
             flow: Flow = cloudpickle.loads(self.pickled)
             return flow
@@ -69,7 +69,7 @@ copyreg.pickle(type(dataclasses.MISSING), lambda missing: "MISSING")
 
 
 def by_value(flow: Flow) -> bytes:
-    """Return a pickle of the flow that can be loaded without its module."""
+    """Return a pickle of a flow that another process can load without the flow's module."""
     module = sys.modules.get(flow.function.__module__)
     if module is not None and not module.__name__.startswith("rlflow"):
         cloudpickle.register_pickle_by_value(module)
@@ -79,7 +79,7 @@ def by_value(flow: Flow) -> bytes:
 
 @dataclass(frozen=True)
 class Setup:
-    """The message with which a rank of a pool is set up."""
+    """The data with which one rank of a pool is set up."""
 
     version: str  # version of the driver's rlflow
     flow: FlowSource
@@ -101,9 +101,9 @@ class Setup:
     offload_plan: MemorySchedule | None = None
 
     def program(self, flow: Flow | None = None) -> Program:
-        """Trace the flow in this process.
+        """Trace the flow in this process, and return its program.
 
-        ``flow``: the driver's flow, if this is the driver's process; None: load the flow from its source.
+        ``flow``: the driver's own flow, if this is the driver's process; None: load the flow from ``source``.
         Raises PlanError if the graph or the version of rlflow differs from the driver's.
         """
         if self.version != VERSION:

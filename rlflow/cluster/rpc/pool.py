@@ -1,4 +1,4 @@
-"""A pool: one object of a class on each of several ranks, and calls to them with deadlines."""
+"""A pool: objects of one class, one per rank, and calls to them with deadlines."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ SECONDS = 300.0  # default deadline of a call
 
 
 class Watcher(Protocol):
-    """Knows whether workers are alive; in a run, the health monitor."""
+    """Finds out whether workers are alive. In a run, this is the health monitor."""
 
     @property
     def verdict(self) -> str | None:
-        """Why the workers ended, in words; None while no reason is known."""
+        """Description of why workers ended; None while no worker has ended."""
 
     def cause(self) -> str | None:
-        """Check every worker and return the verdict.
+        """Check every worker now. Return a description of why workers ended; None if all are alive.
 
-        This is needed because an error of one worker may be a consequence of another worker's death.
+        Call this after an error: the error of one worker may be a consequence of another worker's death.
         """
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """Describe the activities of these late workers."""
+        """Return a description of what these late workers are doing."""
 
 
 class Future(Generic[R]):
-    """The answers of several workers to one call.
+    """The answers of several workers to one call. ``result`` waits for them.
 
-    ``transport``: the transport of the answers. ``what``: the name of the call, for messages. ``at``: the
-    workers. ``refs``: references of their answers, in the order of ``at``. ``seconds``: the deadline.
-    ``merge``: makes the result from the answers. ``watcher``: knows which workers are dead. ``limit``: a
-    deadline that started earlier and also applies to this call.
+    ``what``: the name of the call, for messages. ``at``: the workers. ``refs``: references to their answers,
+    in the order of ``at``. ``seconds``: the deadline. ``merge``: a function that makes the result from the
+    list of answers. ``watcher``: reports dead workers. ``limit``: a deadline that has already started; it
+    replaces ``seconds``.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Future(Generic[R]):
 
     @staticmethod
     def of_all(futures: Sequence[Future[Any]], seconds: float) -> Future[tuple[Any, ...]]:
-        """Join several calls into one future of all their results, with its own deadline.
+        """Return one future of the results of several calls, as a tuple. Its deadline replaces theirs.
 
-        Needs at least one future, and no future of a short call.
+        There must be at least one call, and no short call over sockets.
         """
         ends = list(itertools.accumulate(len(future.refs) for future in futures))
 
@@ -96,21 +96,19 @@ class Future(Generic[R]):
         return Future(futures[0].transport, what, at, refs, seconds, merge, futures[0]._watcher)
 
     def done(self) -> bool:
-        """Whether all answers have arrived."""
+        """Return whether all answers have arrived, without waiting."""
         return is_answered(self.transport, self.refs)
 
     def result(self) -> R:
-        """Wait for all answers or the first error, and return the merged result.
+        """Wait for all answers, and return the result. Later calls return the same object.
 
-        Later calls return the same object.
-
-        Raises RemoteError with the rank, Late with the ranks that have not answered by the deadline, and Dead
-        as soon as any worker is known to be dead.
+        Raises RemoteError, which names the rank, for the first error. Raises Late, which names the late
+        ranks, at the deadline. Raises Dead as soon as any worker is known to be dead.
         """
         return self._merge(self._answers())
 
     def _answers(self) -> list[Any]:
-        """Wait until ``_look`` finds all answers. Each kind of future has its own ``_look``."""
+        """Wait until ``_look`` returns the answers, and return them. Raises Dead or Late."""
         while True:
             if self._watcher is not None and self._watcher.verdict is not None:
                 raise Dead(self._watcher.verdict)
@@ -123,7 +121,7 @@ class Future(Generic[R]):
     def _look(self, seconds: float) -> list[Any] | None:
         """Return the answers if all arrive within ``seconds``, otherwise None.
 
-        Raises the error of a call that failed.
+        Raises the error of a failed call.
         """
         try:
             return self.transport.values(self.refs, seconds)
@@ -152,9 +150,9 @@ class Future(Generic[R]):
         )
 
     def _chosen_error(self, failed: Sequence[tuple[WorkerId, BaseException]]) -> BaseException:
-        """Return the error to raise if several ranks failed.
+        """Return the error to raise after a failure: the death of a worker, or else the first error.
 
-        The death of a worker is raised in preference to errors that it caused.
+        A worker's death comes first, because it may have caused the other errors.
         """
         problem = next((error for _, error in failed if isinstance(error, AS_THEY_ARE)), None)
         if problem is not None:
@@ -164,9 +162,9 @@ class Future(Generic[R]):
 
 
 class SocketFuture(Future[R]):
-    """The answers to a short call over sockets.
+    """The answers of several workers to a short call over sockets.
 
-    ``calls``: the running calls, with a connection to each worker of ``at``.
+    ``calls``: the calls in progress, with a connection to each worker in ``at``.
     """
 
     def __init__(
@@ -183,12 +181,15 @@ class SocketFuture(Future[R]):
         self._calls = calls
 
     def done(self) -> bool:
-        """Whether all answers have arrived."""
+        """Return whether all answers have arrived, without waiting."""
         self._calls.listen(0.0)
         return not self._calls.waiting
 
     def result(self) -> R:
-        """Wait for all answers and give the connections back. Raises like ``Future.result``."""
+        """Wait for all answers, and return the result. Raises like ``Future.result``.
+
+        The connections become free again.
+        """
         try:
             return super().result()
         finally:
@@ -205,9 +206,9 @@ class SocketFuture(Future[R]):
 
 
 def _once(merge: Callable[[list[Any]], R]) -> Callable[[list[Any]], R]:
-    """Return ``merge`` with a cached result.
+    """Return a function that calls ``merge`` only the first time, and returns the same result later.
 
-    A frame in shared memory can be read only once, because its sender may overwrite it afterwards.
+    ``merge`` must run only once, because a frame in shared memory can be read only once.
     """
     results, merging = list[R](), threading.Lock()
 
@@ -221,7 +222,10 @@ def _once(merge: Callable[[list[Any]], R]) -> Callable[[list[Any]], R]:
 
 
 def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
-    """Return a worker's error as a RemoteError that names the rank and the call."""
+    """Return a worker's error as a RemoteError that names the worker ``at``. A lost worker gives Dead.
+
+    ``what``: the name of the call, for the message.
+    """
     if isinstance(cause, Gone):
         return Dead(f"{at} was lost while '{what}' ran there: {str(cause).splitlines()[0]}")
     failure = (
@@ -233,10 +237,10 @@ def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
 
 
 class Pool(Generic[W]):
-    """Objects of one class on ranks numbered from 0.
+    """Objects of one class, one on each rank; ranks are numbered from 0.
 
-    ``call`` and ``map`` take a method of the class, or its name. ``ranks``: the ``Host`` of each rank, as
-    ``transport`` calls it.
+    Methods such as ``call`` and ``map`` take a method of the class, or its name. ``ranks``: for each rank,
+    its ``Host`` in the form that ``transport`` calls.
     """
 
     def __init__(self, name: str, ranks: Sequence[Any], transport: RankTransport) -> None:
@@ -256,28 +260,29 @@ class Pool(Generic[W]):
         return f"Pool({self.name}, {len(self)} ranks)"
 
     def at(self, rank: int) -> WorkerId:
-        """Return the id of the worker of a rank."""
+        """Return the id of the worker that is this rank."""
         return self._places[rank]
 
     def send(self, rank: int, method: str, *args: Any, group: str = "cpu", answers: int = 1) -> Any:
-        """Start a method on one rank, and return the reference of its result.
+        """Start a method on one rank, and return a reference to its result.
 
-        If ``answers`` is above 1, returns a list of references. References in ``args`` arrive at the rank as
-        their values. ``group``: the worker's thread group that runs the method.
+        If ``answers`` is above 1, the method returns this many values, and a list of references is returned.
+        The rank gets references in ``args`` as their values. ``group``: the worker's thread group that runs
+        the method.
         """
         return self._starter(rank, "do", group, answers)(self.generation, method, *args)
 
     def run(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
-        """Pass a frame to ``run`` of one rank's object, and return the reference of the answer.
+        """Pass a frame to the ``run`` method of one rank's object, and return a reference to the answer.
 
-        ``transfers``: references, which arrive at the rank as their values.
+        ``transfers``: references to rows; the rank gets their values. ``group``: as in ``send``.
         """
         return self._starter(rank, "do_run", group)(self._with_generation(frame), *transfers)
 
     def run_chunks(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
-        """Pass a frame to ``run_chunks`` of one rank's object, and return an iterator over its answers.
+        """Pass a frame to the ``run_chunks`` method of one rank's object. Return an iterator over references.
 
-        The iterator yields references, each as soon as its answer is available.
+        The iterator yields a reference as soon as its answer is available.
         """
         return self._starter(rank, "do_chunks", group, "streaming")(self._with_generation(frame), *transfers)
 
@@ -291,18 +296,18 @@ class Pool(Generic[W]):
         return self._starters[which]
 
     def enter(self, generation: int) -> list[Any]:
-        """Start a new generation on every rank, after the model calls that are running.
+        """Start a new generation on every rank, once the running model calls have ended.
 
-        Returns the references of the answers.
+        Returns references to the ranks' confirmations. Calls of the earlier generation are refused
+        afterwards.
         """
         self.generation = generation
         return [self._starter(rank, "enter", "model")(generation) for rank in range(len(self))]
 
     def near(self, rank: int) -> bool:
-        """Whether a rank's worker shares memory with this process.
+        """Return whether a rank's worker shares memory with this process.
 
-        Workers that share memory with this process also share it with each other. The workers are asked only
-        once.
+        All workers that share memory with this process also share it with each other. The answer is cached.
         """
         if self._near is None:
             self._near = self._asked_near()
@@ -316,7 +321,7 @@ class Pool(Generic[W]):
         return tuple(self.future("reaches", list(enumerate(answers)), SECONDS, list).result())
 
     def connect(self) -> None:
-        """Open new sockets to the workers on this machine."""
+        """Close the sockets to the workers on this machine, and open new ones."""
         self.sockets.close()
         self._near = None
         key = secrets.token_bytes(32)
@@ -324,10 +329,10 @@ class Pool(Generic[W]):
         self.sockets = Sockets(self.future("listen", list(enumerate(names)), SECONDS, list).result(), key)
 
     def short_call(self, what: str, frames: Mapping[int, bytes], seconds: float) -> Future[list[Any]] | None:
-        """Pass a frame to ``run`` of some ranks' objects over sockets. Return the future of the answers.
+        """Pass frames to the ``run`` methods of several ranks' objects over sockets.
 
-        Returns None if a frame is too large, or if a rank has no free connection. ``what``: the name of the
-        call, for messages.
+        Returns the future of the answers, or None if a frame is too large or a rank has no free connection.
+        ``frames``: rank → frame. ``what``: the name of the call, for messages.
         """
         connections = self.sockets.take(frames) if max(map(len, frames.values())) < LARGEST else None
         if connections is None:
@@ -340,14 +345,14 @@ class Pool(Generic[W]):
         )
 
     def made(self, seconds: float) -> Future[list[None]]:
-        """Return a future that ends when all objects are made.
+        """Return a future that ends when the objects of all ranks are made.
 
-        Its result raises the error of a failed object.
+        If an object could not be made, ``result`` raises its error.
         """
         return self.future("the start", list(enumerate(self.making)), seconds, list)
 
     def take_over(self, other: Pool[W]) -> None:
-        """Replace this pool's workers with the workers of another pool, which is not watched yet."""
+        """Replace this pool's workers with those of ``other``, a new pool that is not watched yet."""
         self.sockets.close()
         self.actors = other.actors
         self.making = other.making
@@ -364,9 +369,9 @@ class Pool(Generic[W]):
         merge: Callable[[list[Any]], R],
         limit: Deadline | None = None,
     ) -> Future[R]:
-        """Return the future of answers.
+        """Return a future of the answers to a call of ``method``.
 
-        ``refs``: (rank, reference) of each answer. The other parameters are as in ``Future``.
+        ``refs``: (rank, reference) of each answer. The other parameters are described in ``Future``.
         """
         at, answers = [self.at(rank) for rank, _ in refs], [ref for _, ref in refs]
         return Future(self.transport, method, at, answers, seconds, merge, self.watcher, limit)
@@ -380,7 +385,7 @@ class Pool(Generic[W]):
     ) -> Future[list[R]]:
         """Call a method on every rank with the same arguments.
 
-        Returns a future of a list with one value per rank, in rank order. ``group``: the worker's thread
+        Returns a future of a list with one result per rank, in rank order. ``group``: the worker's thread
         group that runs the method.
         """
         name = _name(method)
@@ -401,9 +406,9 @@ class Pool(Generic[W]):
     ) -> Future[Batch]:
         """Call a method that maps a batch to a batch. Each row is sent to exactly one rank.
 
-        Returns a future of a batch with the rows in their original order. ``by_group``: keep the rows of a
-        group on one rank. If a rank returns a different number of rows than it got, the result raises
-        ValueError with the rank.
+        Returns a future of one batch, with the rows in their original order. ``by_group``: whether all rows
+        of a group go to the same rank. If a rank returns a different number of rows than it got, ``result``
+        raises ValueError, which names the rank.
         """
         name = _name(method)
         return self.spread(
@@ -424,11 +429,12 @@ class Pool(Generic[W]):
         everyone: bool = False,
         seconds: float = SECONDS,
     ) -> Future[Batch]:
-        """Send each row of a batch to exactly one rank, and join the answers like ``call_batch``.
+        """Send each row of a batch to exactly one rank, and return a future of the joined answers.
 
-        ``ask``: a function that starts the call on a rank and returns the reference of the answer. It is
-        called with the rank, its rows, and whether the rank shares memory with this process. ``everyone``:
-        also call ranks without rows, because the ranks compute together.
+        ``ask``: a function that starts the call on a rank. Its arguments are the rank, the rank's rows, and
+        whether the rank shares memory with this process. It returns a reference to the answer. ``by_group``:
+        whether all rows of a group go to the same rank. ``everyone``: whether ranks without rows are called
+        too, because the ranks compute together.
         """
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
         split = balanced(units, row_tokens(batch.data, len(batch)), len(self))
@@ -453,9 +459,10 @@ class Pool(Generic[W]):
     def map(
         self, method: Callable[[W, S], R] | str, items: Iterable[S], *, seconds: float = SECONDS
     ) -> Iterator[R]:
-        """Call a method for each item, on the ranks in turn. Yield the results in the order of the items.
+        """Call a method once per item, on the ranks in rotation. Yield the results in the order of the items.
 
-        Each result is yielded as early as possible. At most two items per rank are in progress.
+        A result is yielded as soon as all earlier results have been yielded. Each rank works on at most two
+        items at a time.
         """
         name, waiting = _name(method), list[Future[R]]()
         for number, item in enumerate(items):

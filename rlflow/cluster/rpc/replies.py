@@ -1,4 +1,4 @@
-"""Replies: the answer or the exception of a call, as bytes. Caller and rank share no objects."""
+"""Replies: the answer or the exception of a call, as bytes. The caller and the rank share no objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BYTES, PICKLED, RAISED = b"g", b"p", b"r"
 
 
 def reply(call: Callable[[], Any]) -> bytes:
-    """Run a call; return its reply with the answer or the exception."""
+    """Run a call, and return its answer or its exception as a reply."""
     try:
         return of_answer(call())
     except Exception as error:
@@ -22,29 +22,29 @@ def reply(call: Callable[[], Any]) -> bytes:
 
 
 def of_answer(answer: Any) -> bytes:
-    """Return the reply with an answer."""
+    """Return an answer as a reply."""
     return BYTES + answer if isinstance(answer, bytes) else PICKLED + pickled(answer)
 
 
 def of_error(error: Exception) -> bytes:
-    """Return the reply with an exception.
+    """Return an exception as a reply.
 
-    An exception that cannot be pickled is replaced with a description.
+    If the exception cannot be pickled, the reply has a description of it instead.
     """
     return RAISED + pickled(portable(error))
 
 
 def raised(reply: bytes) -> bool:
-    """Whether a reply is an exception."""
+    """Return whether a reply contains an exception."""
     return reply[:1] == RAISED
 
 
 def content(reply: bytes) -> Any:
-    """Return the answer or the exception of a reply."""
+    """Return the answer or the exception in a reply."""
     return reply[1:] if reply[:1] == BYTES else cloudpickle.loads(reply[1:])
 
 
 def pickled(value: Any) -> bytes:
-    """Return a value as bytes."""
+    """Return a value as a pickle."""
     raw: bytes = cloudpickle.dumps(value)
     return raw

@@ -1,4 +1,4 @@
-"""Messages with rows between processes: as bytes that Ray moves, or in shared memory on one machine."""
+"""Messages with rows between processes: bytes that Ray moves, or references to shared memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ RowMessage = Payload | SharedFrame
 
 
 def size_of(row_message: RowMessage) -> int:
-    """Return the number of bytes that a message sends from one process to the other."""
+    """Return the number of bytes that a message moves from one process to the other."""
     return row_message.size if isinstance(row_message, SharedFrame) else row_message.nbytes
 
 
 def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
-    """Return the batch, or some of its rows, as bytes (`rlflow.cluster.rpc.column_wire`).
+    """Return a batch as bytes (`rlflow.cluster.rpc.column_wire`). ``rows``: row numbers; None: all rows.
 
     Integers are written as int32 if they fit.
     """
@@ -33,16 +33,16 @@ def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
 
 
 def opened(payload: Payload) -> Batch:
-    """Return the batch in these bytes.
+    """Return the batch in bytes that ``packed`` returned.
 
-    Its tensors are views of the bytes, except integers that were sent as int32.
+    Its tensors are views of the bytes, except integers that were written as int32.
     """
     batch = unpack(payload.data)
     return Batch(batch.axis, {name: widened(data) for name, data in batch.data.items()})
 
 
 def widened(data: Data) -> Data:
-    """Return the column with integers in the dtype of its kind."""
+    """Return the column with its integers in the dtype of its kind."""
     if (
         data.kind.dtype != "int64"
         or not isinstance(data.value, Tensor)
@@ -53,19 +53,16 @@ def widened(data: Data) -> Data:
 
 
 def inline(row_message: object) -> RowMessage | None:
-    """Return the message if it fits into a call's frame; None if Ray must send it separately.
+    """Return a message that fits into a call's frame unchanged; None if Ray must send it separately.
 
-    A reference to shared memory fits, and so does a message of a few bytes.
+    Messages of a few bytes and references to shared memory fit.
     """
     few = isinstance(row_message, np.ndarray) and row_message.nbytes <= SMALL
     return row_message if few or isinstance(row_message, SharedFrame) else None  # type: ignore[return-value]
 
 
 def _lasting(batch: Batch) -> Batch:
-    """Return the batch with copies of keys and lengths.
-
-    They are small, and are kept longer than the columns.
-    """
+    """Return the batch with copied keys and lengths, which are used for longer than the columns."""
     data = {
         name: replace(data, lengths=data.lengths.clone()) if data.lengths is not None else data
         for name, data in batch.data.items()
@@ -74,7 +71,7 @@ def _lasting(batch: Batch) -> Batch:
 
 
 class RowMailbox:
-    """Sends rows of this process to other processes, and reads rows from them."""
+    """Sends rows of this process to other processes, and opens messages with their rows."""
 
     def __init__(self) -> None:
         self.outbox, self.inbox = SharedOutbox(), SharedInbox()
@@ -82,9 +79,9 @@ class RowMailbox:
     def message(
         self, batch: Batch, rows: Tensor | None = None, *, shared: bool, iteration: int = 0
     ) -> RowMessage:
-        """Return a message with rows for one receiver.
+        """Return a message with rows of a batch, for one receiver.
 
-        ``rows``: row numbers, None for all. ``shared``: whether the receiver can read this process's shared
+        ``rows``: row numbers; None: all rows. ``shared``: whether the receiver can read this process's shared
         memory. ``iteration``: the iteration that uses the rows.
         """
         frame = BatchFrame(batch, rows, narrow=True)
@@ -92,10 +89,10 @@ class RowMailbox:
         return at if at is not None else frame.written().numpy()
 
     def opened(self, row_messages: Sequence[RowMessage]) -> list[Batch]:
-        """Return the batches of messages.
+        """Return the batch in each message.
 
-        Their tensors are views, and each view keeps the memory of its complete message alive. Integers may be
-        int32 even if their kind is int64. Raises OSError if shared memory cannot be reached.
+        The tensors are views, and each view keeps the memory of its complete message alive. Integers may be
+        int32 even if the column's kind is int64. Raises OSError if shared memory cannot be read.
         """
         frames = [
             self.inbox.read(row_message).numpy() if isinstance(row_message, SharedFrame) else row_message
@@ -104,12 +101,12 @@ class RowMailbox:
         return [_lasting(unpack(frame.data)) for frame in frames]
 
     def clear(self, iteration: int) -> None:
-        """Free the memory of this and earlier iterations."""
+        """Free the memory of messages for this iteration and earlier iterations."""
         self.outbox.clear(iteration)
         self.inbox.clear()
 
     def reaches(self, at: SharedFrame) -> bool:
-        """Whether this process can read the shared memory of another."""
+        """Return whether this process can read another process's shared memory. ``at``: a frame in it."""
         try:
             return len(self.opened([at])) == 1
         except OSError:

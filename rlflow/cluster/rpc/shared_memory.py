@@ -1,12 +1,13 @@
 """Rows in shared memory between processes of one machine.
 
-The sender writes a frame into shared memory, and the receiver uses the rows in place, so rows are copied only
-once. The memory is anonymous (memfd): it has no name in any folder, other users cannot open it, and it is
-freed when the last process that has it open ends. A receiver opens it through the sender's ``/proc/PID/fd``.
-The receiver maps the memory privately: if it writes into a page, it gets a copy of the page. When the
-receiver no longer uses the memory, it marks the segment as unused, and the sender reuses the segment. Reuse
-matters because allocating new memory takes ten times as long as the copy. All segments of a sender have at
-most ``LIMIT`` bytes together.
+The sender writes a frame into shared memory, and the receiver uses the rows in place. Rows are therefore
+copied only once. The memory is anonymous (memfd): it has no name in any folder, other users cannot open it,
+and it is freed when the last process that has it open ends. A receiver opens it through the sender's
+``/proc/PID/fd``, and maps it privately: if the receiver writes into a page, it gets its own copy of the page.
+
+The memory consists of segments. When a receiver no longer uses a segment, it marks the segment as unused, and
+the sender writes the next frame into it. This matters because allocating new memory takes ten times as long
+as the copy. All segments of a sender have at most ``LIMIT`` bytes together.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ OPEN = 64
 
 
 class SharedFrame(NamedTuple):
-    """The place of a frame: plain numbers that are sent instead of its bytes."""
+    """The place of a frame in shared memory, as plain numbers. It is sent in place of the frame."""
 
     pid: int  # pid of the sender
     descriptor: int  # the sender's descriptor of the segment
@@ -52,7 +53,7 @@ class SharedFrame(NamedTuple):
 
 
 class _Segment:
-    """A segment of shared memory of this process."""
+    """A segment of shared memory that this process has made."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -68,19 +69,19 @@ class _Segment:
 
     @property
     def in_use(self) -> bool:
-        """Whether a receiver still has rows in this segment."""
+        """Whether a receiver still uses rows in this segment."""
         return bool(self.memory[STATE])
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """Free the memory. Receivers that have it open keep it until they close it."""
+        """Close the segment. Receivers that have opened it can still read it."""
         if self.descriptor >= 0:
             close(self.descriptor)
 
 
 class SharedOutbox:
-    """Frames that this process sends to other processes. Several threads may use it.
+    """Writes frames into shared memory for other processes. Several threads may use it.
 
-    limit: maximum bytes of all segments together.
+    ``limit``: maximum bytes of all segments together.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -88,10 +89,10 @@ class SharedOutbox:
         self._limit, self._lock = limit, threading.Lock()
 
     def write(self, frame: BatchFrame, iteration: int = 0) -> SharedFrame | None:
-        """Write a frame for one receiver, and return its place.
+        """Write a frame for one receiver into shared memory, and return the frame's place.
 
-        Returns None if the limit or the machine has no room. ``iteration``: the iteration that uses the
-        frame.
+        Returns None if the limit is reached or the machine has no more memory. ``iteration``: the iteration
+        that uses the frame.
         """
         segment = self._free(HEAD + frame.nbytes, iteration)
         if segment is None:
@@ -106,7 +107,7 @@ class SharedOutbox:
         )
 
     def _free(self, size: int, iteration: int) -> _Segment | None:
-        """Return a segment with room for ``size`` bytes, now in use; None if there is none."""
+        """Return a segment with at least ``size`` bytes, marked as in use; None if there is no memory."""
         with self._lock:
             fitting = [
                 segment
@@ -121,9 +122,9 @@ class SharedOutbox:
             return segment
 
     def _made(self, room: int) -> _Segment | None:
-        """Return a new segment, or None if the machine has no room.
+        """Return a new segment of ``room`` bytes; None if the limit is reached or the machine has no memory.
 
-        Frees unused segments if the limit requires it.
+        If needed to stay within the limit, unused segments are freed first.
         """
         free = sorted(
             (segment for segment in self._segments if not segment.in_use), key=lambda segment: segment.room
@@ -140,20 +141,23 @@ class SharedOutbox:
         return segment
 
     def _roomy(self) -> bool:
-        """Whether there is still room for frames that do not stay: half of the limit, and open files."""
+        """Return whether receivers may keep rows in the shared memory instead of copying them.
+
+        They may while at most half of the limit and at most OPEN segments are in use.
+        """
         rooms = [segment.room for segment in list(self._segments) if segment.in_use]
         return 2 * sum(rooms) <= self._limit and len(rooms) <= OPEN
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all segments."""
+        """Bytes of all segments together."""
         return sum(segment.room for segment in self._segments)
 
     def clear(self, iteration: int) -> None:
-        """End an iteration and all earlier ones.
+        """Note that an iteration and all earlier ones have ended.
 
-        A segment that is still in use at the next call is dropped. Its receiver failed, ended, or keeps the
-        rows; in the last case the receiver then owns the memory alone.
+        A segment of these iterations that is still in use at the next call is dropped. Its receiver has
+        failed, has ended, or keeps the rows. A receiver that keeps the rows also keeps the memory.
         """
         with self._lock:
             self._segments = [segment for segment in self._segments if not (segment.in_use and segment.over)]
@@ -164,20 +168,20 @@ class SharedOutbox:
 def rounded(size: int) -> int:
     """Return the size of a segment for a frame of ``size`` bytes.
 
-    It is at most a quarter larger, so that frames of similar size can reuse a segment.
+    The size is rounded up by at most a quarter, so that frames of similar size can reuse a segment.
     """
     step = max(1 << max(size.bit_length() - 1, 0), mmap.PAGESIZE * STEPS) // STEPS
     return -(-size // step) * step
 
 
 class _Forks:
-    """Counts the processes that this process has forked, because they can read its memory too."""
+    """Counts the forks of this process, because forks can read its memory too."""
 
     count = 0
 
     @classmethod
     def note(cls) -> None:
-        """Count a fork."""
+        """Count one more fork."""
         cls.count += 1
 
 
@@ -186,7 +190,7 @@ os.register_at_fork(before=_Forks.note, after_in_parent=_Forks.note, after_in_ch
 
 
 class _Opened:
-    """A segment of another process."""
+    """A segment of another process that this process has open."""
 
     def __init__(self, at: SharedFrame) -> None:
         self.descriptor, self.name = -1, f"/proc/{at.pid}/fd/{at.descriptor}"
@@ -199,36 +203,35 @@ class _Opened:
 
     @property
     def present(self) -> bool:
-        """Whether the sender still has it."""
+        """Whether the sender still has this segment."""
         try:
             return os.path.samestat(os.stat(self.name), os.fstat(self.descriptor))
         except OSError:
             return False
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        """Close it. Mapped memory stays valid."""
+        """Close the segment. Memory that is already mapped stays valid."""
         if self.descriptor >= 0:
             close(self.descriptor)
 
 
 class _Use:
-    """The use of a segment by this process.
+    """The use of a segment by this process. When this object is freed, the sender may reuse the segment.
 
-    When it ends, the sender may write into the segment again, unless a fork of this process may still read
-    it.
+    If this process was forked meanwhile, the segment stays in use, because the fork may still read it.
     """
 
     def __init__(self, segment: _Opened) -> None:
         self._segment, self._forks = segment, _Forks.count
 
     def __del__(self) -> None:
-        """Mark the segment as no longer used."""
+        """Mark the segment as unused, unless a fork of this process may still read it."""
         if self._forks == _Forks.count:
             self._segment.head[STATE] = 0
 
 
 class SharedInbox:
-    """Frames that other processes send to this process. Several threads may use it."""
+    """Reads frames that other processes wrote into shared memory. Several threads may use it."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[int, int], _Opened] = OrderedDict()
@@ -237,8 +240,8 @@ class SharedInbox:
     def read(self, at: SharedFrame) -> Tensor:
         """Return the bytes of a frame, uint8 [size], as a view of the sender's memory.
 
-        The sender does not overwrite them while a view exists. Each frame can be read once. Raises OSError if
-        the memory cannot be reached.
+        The sender does not overwrite the bytes while a view exists. Read each frame only once. Raises OSError
+        if the memory no longer exists or cannot be opened.
         """
         segment = self._opened(at)
         return FileMemory(segment.descriptor, HEAD + at.size, _Use(segment)).tensor(lendable=at.stays)[HEAD:]
@@ -255,7 +258,10 @@ class SharedInbox:
             return self._open[key]
 
     def clear(self) -> None:
-        """Close segments that their senders have freed or left behind. Open segments keep their memory."""
+        """Close segments that their senders have freed, and segments of processes that have ended.
+
+        Memory that is still in use stays valid.
+        """
         with self._lock:
             self._sweep()
 
@@ -265,5 +271,5 @@ class SharedInbox:
 
 
 def _mapped(descriptor: int, room: int) -> Tensor:
-    """Return the memory of a file, uint8 [room]. It is valid while the tensor or a view of it exists."""
+    """Return the memory of an open file as uint8 [room], valid while a view of the tensor exists."""
     return torch.from_numpy(np.frombuffer(mmap.mmap(descriptor, room), dtype=np.uint8))

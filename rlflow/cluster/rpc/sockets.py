@@ -1,7 +1,7 @@
-"""Short calls to workers on the driver's machine without Ray: a frame and its answer over a Unix socket.
+"""Short calls to workers on the driver's machine: a frame and its answer over a Unix socket, without Ray.
 
-A short call takes a fraction of the time of a Ray actor call. All other calls go through Ray: long or large
-calls, calls to other machines, and calls to a worker without a free connection.
+A short call takes a fraction of the time of a Ray actor call. Calls go through Ray if they are long or large,
+if they go to other machines, or if the worker has no free connection.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ATTEMPTS = 100  # attempts to connect before a worker stops listening
 
 
 def listen(key: bytes, answer: Callable[[bytes], Any]) -> str:
-    """Answer frames from a process that has the key. Return the name of the socket.
+    """Answer frames from processes that have the key, in threads of this worker. Return the socket's name.
 
-    A worker calls this. Each of the ``CONNECTIONS`` connections has its own thread. The name is empty on
-    systems whose sockets need files.
+    ``answer``: a function from a frame to its answer. Each of the ``CONNECTIONS`` connections has its own
+    thread. The name is empty on systems whose Unix sockets need files.
     """
     if sys.platform != "linux":
         return ""
@@ -42,7 +42,7 @@ def listen(key: bytes, answer: Callable[[bytes], Any]) -> str:
 
 
 def _accept(listener: Listener, answer: Callable[[bytes], Any]) -> None:
-    """Accept all connections. A process without the key is refused, at most ATTEMPTS times."""
+    """Accept up to CONNECTIONS connections. Processes without the key are refused, at most ATTEMPTS times."""
     connected = 0
     with listener:
         for _ in range(ATTEMPTS):
@@ -66,9 +66,9 @@ def _serve(connection: Any, answer: Callable[[bytes], Any]) -> None:
 class Sockets:
     """The driver's connections to the workers of a pool, by rank.
 
-    A connection is used for one call at a time. A thread opens the connections. A worker that does not
-    answer, or that is on another machine, has no connection. ``names``: socket names from ``listen``, by
-    rank. ``key``: the shared secret.
+    A thread opens the connections. Each connection carries one call at a time. A worker on another machine,
+    or a worker that does not answer, has no connection. ``names``: for each rank, the socket name that
+    ``listen`` returned. ``key``: the secret that ``listen`` got.
     """
 
     def __init__(self, names: Sequence[str] = (), key: bytes = b"") -> None:
@@ -87,13 +87,16 @@ class Sockets:
                     self.give(rank, Client(name, "AF_UNIX", authkey=key))
 
     def settled(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` until all attempts to connect have ended. Return whether they have."""
+        """Wait up to ``seconds`` until no more connections are being opened. Return whether that is so."""
         if self._connecting.ident is not None:
             self._connecting.join(seconds)
         return not self._connecting.is_alive()
 
     def take(self, ranks: Iterable[int]) -> dict[int, Connection] | None:
-        """Return a free connection to each of the ranks; None if one of the ranks has no free connection."""
+        """Take a free connection to each of the ranks, and return them by rank.
+
+        Returns None, and takes nothing, if one of the ranks has no free connection.
+        """
         needed = tuple(ranks)
         with self._lock:
             if not all(rank < len(self._free) and self._free[rank] for rank in needed):
@@ -101,12 +104,12 @@ class Sockets:
             return {rank: self._free[rank].popleft() for rank in needed}
 
     def give(self, rank: int, connection: Connection) -> None:
-        """Give back a connection that is free again."""
+        """Mark a connection as free again."""
         with self._lock:
             self._free[rank].append(connection)
 
     def close(self) -> None:
-        """Close all free connections."""
+        """Close all connections that are free."""
         with self._lock:
             for connections in self._free:
                 while connections:
@@ -114,9 +117,9 @@ class Sockets:
 
 
 class PendingCalls:
-    """The calls in progress on connections, and their replies.
+    """Calls in progress, one per connection, and their replies.
 
-    A connection goes back to ``sockets`` when its reply has arrived.
+    When a reply has arrived, its connection becomes free again in ``sockets``.
     """
 
     def __init__(self, sockets: Sockets, connections: Mapping[int, Connection]) -> None:
@@ -125,16 +128,16 @@ class PendingCalls:
         self.broken: list[int] = []  # ranks whose connection is lost
 
     def send(self, rank: int, frame: bytes) -> None:
-        """Send a frame to a rank."""
+        """Send a frame to a rank over the rank's connection."""
         try:
             self._open[rank].send_bytes(frame)
         except OSError:
             self._lost(rank)
 
     def listen(self, seconds: float) -> None:
-        """Receive replies until all have arrived or one is an exception.
+        """Receive replies until all have arrived.
 
-        Also returns if a connection is lost, or after ``seconds``.
+        Returns earlier if a reply is an exception, if a connection is lost, or after ``seconds``.
         """
         limit = time.monotonic() + seconds
         while self._open and not self.broken and not any(map(raised, self.replies.values())):
@@ -157,7 +160,7 @@ class PendingCalls:
         self.broken.append(rank)
 
     def error(self, rank: int) -> BaseException | None:
-        """Return the exception that a rank raised, or Gone if its connection is lost; else None."""
+        """Return the exception that a rank raised, or Gone if its connection is lost; otherwise None."""
         if rank in self.broken:
             return Gone("the worker closed the connection")
         answer = self.replies.get(rank, b"")
@@ -165,10 +168,10 @@ class PendingCalls:
 
     @property
     def waiting(self) -> list[int]:
-        """Ranks that have not answered."""
+        """The ranks that have not answered yet."""
         return list(self._open)
 
     def close(self) -> None:
-        """Stop waiting. Connections that may still carry a reply are closed."""
+        """Stop waiting, and close the connections on which a reply may still come."""
         while self._open:
             self._open.popitem()[1].close()

@@ -1,8 +1,8 @@
 """The transport of pools whose ranks are threads of this process.
 
 It is used in debuggers, in runs without Ray, and in tests. A rank has the same host as a Ray actor, and the
-same threads for each group of calls. All arguments and answers are passed between threads as bytes, and each
-reader decodes its own copy, so threads share no tensors.
+same groups of threads. Arguments and answers are passed between threads as bytes, and each reader decodes its
+own copy. Threads therefore share no tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLOSED_SECONDS = 5.0  # time limit for the threads of all ranks to end
 
 
 class ThreadHost(Host):
-    """A host in threads of the run's process. It reports running nodes to the process's watchdog."""
+    """The host of a rank in threads of this process. It reports running nodes to the process's watchdog."""
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
@@ -52,12 +52,12 @@ class ThreadRank:
     queues: Queues = field(default_factory=lambda: Queues(GROUPS))
 
     def submit(self, group: str, job: Callable[[], None]) -> None:
-        """Run a job in the threads of a group, without the context variables of the calling thread."""
+        """Run a job in a thread of the named group, without the caller's context variables."""
         contextvars.Context().run(self.queues.submit, group, job)
 
 
 class AnswerStream(Iterator[Reference]):
-    """References of the answers to one call, which arrive one after another."""
+    """References to the answers of one call that answers several times."""
 
     def __init__(self) -> None:
         self._coming: deque[Reference] = deque([Future()])
@@ -65,7 +65,7 @@ class AnswerStream(Iterator[Reference]):
 
     @property
     def head(self) -> Reference:
-        """The next answer."""
+        """Reference to the next answer."""
         with self._lock:
             return self._coming[0]
 
@@ -74,7 +74,7 @@ class AnswerStream(Iterator[Reference]):
             return self._coming.popleft()
 
     def put(self, reply: bytes) -> None:
-        """Add the next answer."""
+        """Add the reply that is the next answer."""
         with self._lock:
             answer = self._coming[-1]
             self._coming.append(Future())
@@ -82,19 +82,19 @@ class AnswerStream(Iterator[Reference]):
 
 
 class ThreadTransport:
-    """Calls hosts in threads of this process."""
+    """Transport that calls hosts in threads of this process."""
 
     def starter(self, rank: ThreadRank, method: str, group: str, answers: Answers) -> Callable[..., Any]:
-        """Return a function that starts a method of a rank. See ``RankTransport.starter``."""
+        """Return a function that starts ``method`` on a rank. See ``RankTransport.starter``."""
         call = getattr(rank.host, method)
         if answers == "streaming":
             return partial(_streamed, rank, group, call)
         return partial(_started, rank, group, call, answers)
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
-        """Wait up to ``seconds`` for answers; with ``first``, for one.
+        """Wait up to ``seconds`` for all answers, or with ``first`` for one answer.
 
-        Return the references that have answers.
+        Returns the references whose answers have arrived.
         """
         heads = [ref.head if isinstance(ref, AnswerStream) else ref for ref in refs]
         when = concurrent.futures.FIRST_COMPLETED if first else concurrent.futures.ALL_COMPLETED
@@ -102,9 +102,9 @@ class ThreadTransport:
         return [ref for ref, head in zip(refs, heads, strict=True) if head.done()]
 
     def values(self, refs: Sequence[Reference], seconds: float) -> list[Any] | None:
-        """Return the answers when all have arrived; None after ``seconds``.
+        """Wait for all answers, and return them; None if they do not arrive within ``seconds``.
 
-        Raises CallFailed for an error.
+        Raises CallFailed if an answer is an error.
         """
         answered = self.ready(refs, seconds)
         if any(replies.raised(ref.result()) for ref in answered):
@@ -112,18 +112,18 @@ class ThreadTransport:
         return [replies.content(ref.result()) for ref in refs] if len(answered) == len(refs) else None
 
     def error(self, ref: Reference) -> BaseException | None:
-        """Return the error in an answer that has arrived; None if the answer is a value."""
+        """Return the error that a call raised; None if it returned a value. The answer must have arrived."""
         reply = ref.result()
         return replies.content(reply) if replies.raised(reply) else None
 
     def keep(self, value: Any) -> Reference:
-        """Return a reference of a value."""
+        """Store a value, and return a reference to it."""
         kept: Reference = Future()
         kept.set_result(replies.of_answer(value))
         return kept
 
     def future(self, ref: Reference) -> Future[Any]:
-        """Return a future that ends when the answer arrives."""
+        """Return a future of the answer of ``ref``."""
         decoded: Future[Any] = Future()
         ref.add_done_callback(partial(_decode, decoded))
         return decoded
@@ -135,7 +135,7 @@ def _decode(into: Future[Any], ref: Reference) -> None:
 
 
 def _started(rank: ThreadRank, group: str, call: Callable[..., Any], answers: int, *args: Any) -> Any:
-    """Start a call that answers once; its answer may have several parts."""
+    """Start a call that returns once. Return its reference, or a list of ``answers`` references."""
     sent = _sent(args)
     refs: list[Reference] = [Future() for _ in range(answers)]
 
@@ -149,7 +149,7 @@ def _started(rank: ThreadRank, group: str, call: Callable[..., Any], answers: in
 
 
 def _parts(reply: bytes, count: int) -> list[bytes]:
-    """Return the reply of each part of an answer; an error is the reply of every part."""
+    """Return a reply for each of the ``count`` parts of an answer. An error is the reply of every part."""
     return (
         [reply] * count
         if replies.raised(reply)
@@ -158,7 +158,7 @@ def _parts(reply: bytes, count: int) -> list[bytes]:
 
 
 def _streamed(rank: ThreadRank, group: str, call: Callable[..., Iterator[Any]], *args: Any) -> AnswerStream:
-    """Start a call that answers repeatedly."""
+    """Start a call that answers several times, and return the stream of its answers."""
     sent, stream = _sent(args), AnswerStream()
 
     def job() -> None:
@@ -173,12 +173,15 @@ def _streamed(rank: ThreadRank, group: str, call: Callable[..., Iterator[Any]], 
 
 
 def _sent(args: Sequence[Any]) -> list[Reference | bytes]:
-    """Return arguments as they are sent: references of earlier answers, and other values as bytes."""
+    """Return arguments in the form in which they are sent: references unchanged, other values as bytes."""
     return [arg if isinstance(arg, Future) else replies.of_answer(arg) for arg in args]
 
 
 def _arrived(sent: Sequence[Reference | bytes]) -> list[Any]:
-    """Return arguments as the rank gets them; waits for references. Raises a failed reference's error."""
+    """Return the arguments as the rank gets them, after waiting for references.
+
+    Raises the error of a call whose answer is referenced.
+    """
     found = []
     for one in sent:
         reply = one if isinstance(one, bytes) else one.result()
@@ -189,14 +192,14 @@ def _arrived(sent: Sequence[Reference | bytes]) -> list[Any]:
 
 
 def thread_pool(name: str, ranks: int) -> Pool[Any]:
-    """Return a pool with ``ranks`` ranks in threads of this process, without objects yet."""
+    """Return a pool of ``ranks`` ranks in threads of this process. The ranks have no objects yet."""
     return Pool(name, [ThreadRank() for _ in range(ranks)], ThreadTransport())
 
 
 def make(pool: Pool[Any], kind: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> None:
     """Start to make ``kind(*arguments[rank])`` on each rank. ``Pool.made`` waits for the objects.
 
-    The arguments are passed without a copy.
+    The ranks get the arguments themselves, not copies.
     """
     pool.making = [
         _made(member, partial(member.host.make, kind, *own))
@@ -211,9 +214,9 @@ def _made(member: ThreadRank, call: Callable[[], None]) -> Reference:
 
 
 def close(*pools: Pool[Any], seconds: float = CLOSED_SECONDS) -> bool:
-    """End the threads of pools. Return whether all ended within ``seconds``.
+    """End the threads of pools. Return whether all of them ended within ``seconds``.
 
-    A call that never returns keeps its thread, which ends with the process.
+    If a call never returns, its thread ends only with this process.
     """
     queues, limit = [member.queues for pool in pools for member in pool.actors], time.monotonic() + seconds
     for each in queues:
@@ -223,10 +226,9 @@ def close(*pools: Pool[Any], seconds: float = CLOSED_SECONDS) -> bool:
 
 
 def forget(*pools: Pool[Any]) -> None:
-    """Drop the objects of all ranks.
+    """Drop the objects of all ranks, and with them their torch groups.
 
-    A torch group ends when the last reference to it is dropped. Ranks that wait for another rank in the group
-    then stop waiting.
+    A rank that still waits for another rank in such a group then stops waiting.
     """
     for member in (member for pool in pools for member in pool.actors):
         member.host.instance = None

@@ -1,4 +1,4 @@
-"""Named tensors as bytes and back, for weights and trainer states between processes."""
+"""Named tensors as bytes, for weights and trainer states that are sent between processes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def pack_tensors(tensors: Mapping[str, Tensor]) -> Payload:
 
 
 def unpack_tensors(payload: Payload) -> dict[str, Tensor]:
-    """Return the tensors of these bytes."""
+    """Return name → tensor from bytes that ``pack_tensors`` returned."""
     tensors: dict[str, Tensor] = safetensors.torch.load(payload.tobytes())
     return tensors

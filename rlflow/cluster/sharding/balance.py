@@ -1,8 +1,9 @@
-"""Balance of loads over ranks: multiprocessor scheduling of complete units (P||Cmax).
+"""Balancing of loads over ranks: multiprocessor scheduling of indivisible units (P||Cmax).
 
-The goal is a small load on the fullest rank. First, units are assigned longest-first (Graham 1969, at most
-4/3 of the best load). Then units are exchanged between the fullest rank and another rank, until no exchange
-helps. If the result is not near a lower bound, a search over capacities with a limited budget follows.
+The goal is a small load on the fullest rank. First, each unit is assigned to the lightest rank, in descending
+order of size (Graham 1969, at most 4/3 of the best load). Then units are exchanged between the fullest rank
+and another rank, until no exchange helps. If the result is not close to a lower bound, a search with a
+limited budget follows.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ SEARCHED = 128  # maximum units for a search; more units are balanced without it
 
 
 def assigned(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Return the rank of each unit, given the units' sizes (0 or more).
+    """Return the rank of each unit. ``sizes``: the sizes of the units, each 0 or more.
 
-    The result is deterministic; ties are resolved by the order of units and ranks.
+    The result is deterministic, because the order of units and ranks resolves ties.
     """
     ranks_of = _longest_first(sizes, ranks)
     bound = lower_bound(sizes, ranks)
@@ -36,9 +37,9 @@ def assigned(sizes: Sequence[int], ranks: int) -> list[int]:
 def lower_bound(sizes: Sequence[int], ranks: int) -> int:
     """Return a lower bound on the load of the fullest rank.
 
-    The load is at least the mean. Of any k·ranks + 1 units, at least k + 1 are on the same rank. So for each
-    k, the load is at least the sum of the k + 1 smallest among the k·ranks + 1 largest units. For k = 0 this
-    is the largest unit.
+    The load is at least the mean over the ranks. Among any k·ranks + 1 units, at least k + 1 are on the same
+    rank. For each k, the load is therefore at least the sum of the k + 1 smallest of the k·ranks + 1 largest
+    units.
     """
     ordered = sorted(sizes, reverse=True)
     shared = (sum(ordered[count - count // ranks : count + 1]) for count in range(0, len(ordered), ranks))
@@ -57,9 +58,9 @@ def _sums(sizes: Sequence[int], ranks_of: Sequence[int], ranks: int) -> list[int
 
 
 def _longest_first(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Assign each unit to the lightest rank, longest first.
+    """Return the rank of each unit: in descending order of size, each unit goes to the lightest rank.
 
-    Among equally light ranks, choose the one with fewest units.
+    If several ranks have the lightest load, the unit goes to the rank with the fewest units.
     """
     ranks_of = [0] * len(sizes)
     lightest = [(0, 0, rank) for rank in range(ranks)]
@@ -71,9 +72,10 @@ def _longest_first(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def _exchange(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int) -> None:
-    """Move units from the fullest rank, or swap them with smaller units of other ranks.
+    """Improve an assignment in place: move units from the fullest rank, or exchange them with smaller units.
 
-    Each step takes the change that leaves the two ranks most even.
+    Each step makes the change that makes the loads of the two ranks most equal. ``bound``: a lower bound on
+    the load of the fullest rank.
     """
     # an empty unit at the end of each rank, so that swapping with it is a move
     size = torch.tensor([*sizes, *[0] * ranks])
@@ -99,9 +101,10 @@ def _exchange(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int)
 
 
 def _searched(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int) -> list[int]:
-    """Halve the gap between the bound and the best assignment until it is small enough.
+    """Return a better assignment: a binary search for the smallest possible load of the fullest rank.
 
-    A capacity whose budget is used up counts as too small.
+    The search begins between ``bound`` and the load in ``ranks_of``, and ends when the two are close. If the
+    search for an assignment exceeds its budget, its load counts as impossible.
     """
     largest = _largest(sizes, ranks_of, ranks)
     while bound < largest and largest > NEAR * bound:
@@ -115,7 +118,10 @@ def _searched(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int)
 
 
 class _Search:
-    """Depth-first search: tries each unit, longest first, on each rank where it fits, fullest first."""
+    """Depth-first search for an assignment in which no rank has more than ``capacity``.
+
+    Units are tried in descending order of size, on the fullest ranks with enough room first.
+    """
 
     def __init__(self, sizes: Sequence[int], ranks: int, capacity: int) -> None:
         self.order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
@@ -126,7 +132,7 @@ class _Search:
         self.failed: set[tuple[int, ...]] = set()
 
     def run(self) -> list[int] | None:
-        """Return the rank of each unit; None if there is no solution or the budget is used up."""
+        """Return the rank of each unit; None if no assignment was found within the budget."""
         if not self._place(0):
             return None
         ranks_of = [0] * len(self.order)
@@ -158,6 +164,9 @@ class _Search:
         return solution
 
     def _candidates(self, size: int) -> list[int]:
-        """Return one candidate rank per distinct free capacity that is large enough, fullest first."""
+        """Return the ranks that have room for a unit of this size, fullest first.
+
+        Of several ranks with the same room, only one is returned.
+        """
         rooms = {room: rank for rank, room in reversed(list(enumerate(self.free))) if room >= size}
         return [rooms[room] for room in sorted(rooms)]

@@ -1,6 +1,6 @@
-"""Dispatch modes that an author defines.
+"""Dispatch modes that an author defines with the functions ``split`` and ``merge``.
 
-``split`` and ``merge`` get complete batches and run on rank 0. The stage runs on each piece, on all ranks.
+Both functions get complete batches and run on rank 0. All ranks run the stage on their pieces.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def by_own_mode(
     arguments: Mapping[str, Any],
     call_options: CallOptions,
 ) -> tuple[Batch, PartialMetrics]:
-    """Run a stage with an author's dispatch mode. Return its columns and metrics.
+    """Run a stage with an author's dispatch mode. Return the stage's columns and metrics.
 
-    ``split(batch, ranks)`` runs on rank 0, the stage runs on each piece on the piece's rank, and
-    ``merge(outputs, batch)`` runs on rank 0.
+    Rank 0 calls ``split(batch, ranks)``. Each rank runs the stage on its piece. Then rank 0 calls
+    ``merge(outputs, batch)``.
     """
     batch = calls.spread(batch, pool.name)
     everything = torch.arange(len(batch))

@@ -1,6 +1,6 @@
-"""Join rows of several shards or frames, so that each entry of a long row is copied only once.
+"""Joining of rows from several shards or frames, with only one copy of each long row.
 
-If a frame in shared memory has exactly the needed rows, it is not copied.
+If a frame in shared memory has exactly the needed rows, nothing is copied.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ Part = tuple[Batch, Tensor | None]  # columns, and row numbers; None: all rows i
 
 
 def gathered(parts: Sequence[Part], names: Sequence[str], order: Tensor | None = None) -> Batch:
-    """Return columns over the rows of all parts, joined one part after another and then put into ``order``.
+    """Return the columns ``names`` of all parts as one batch.
 
-    The result has its own memory, except that a single part with unchanged rows stays in shared memory.
+    The parts are joined one after another; ``order`` then gives the order of the rows. The result has its own
+    memory, unless it is a single part with unchanged rows in shared memory.
     """
     if len(parts) == 1 and parts[0][1] is None and order is None:
         return owned(parts[0][0].select(*names))
@@ -34,7 +35,7 @@ def gathered(parts: Sequence[Part], names: Sequence[str], order: Tensor | None =
 
 
 def _long(pieces: Sequence[Data]) -> bool:
-    """Whether rows of a column are long enough to be copied one by one."""
+    """Return whether the rows of a column are so long that they should be copied one by one."""
     return all(
         data.lengths is not None and len(data.value) >= LONG * len(data.lengths) > 0 for data in pieces
     )
@@ -54,7 +55,7 @@ def _joined(parts: Sequence[Part], order: Tensor | None) -> Batch:
 
 
 def _column(pieces: Sequence[tuple[Data, Tensor | None]], order: Tensor | None) -> Data:
-    """Return a column of long rows."""
+    """Join pieces of a column with long rows, and return the column."""
     first = pieces[0][0]
     lengths = [data.lengths if rows is None else data.lengths[rows] for data, rows in pieces]  # type: ignore[index]
     if order is None:
@@ -69,7 +70,7 @@ def _views(data: Data, rows: Tensor | None) -> Sequence[Tensor]:
 
 
 def _each(data: Data, rows: Tensor | None) -> Sequence[Tensor]:
-    """Return one view for each row."""
+    """Return a view for each of the ``rows`` of a column; None: for all rows."""
     views = data.split()
     return views if rows is None else [views[row] for row in rows.tolist()]
 
@@ -80,9 +81,9 @@ def _copied(like: Data, views: Sequence[Tensor], lengths: Tensor) -> Data:
 
 
 def owned(batch: Batch) -> Batch:
-    """Return a batch from ``RowMailbox.opened`` in its own memory. Ray's memory cannot be lent to calls.
+    """Return a batch from ``RowMailbox.opened`` with its values copied out of Ray's memory.
 
-    Columns in shared memory stay there.
+    Values in shared memory are not copied.
     """
     return Batch(batch.axis, {name: _owned(data) for name, data in batch.data.items()})
 

@@ -1,4 +1,4 @@
-"""Compute a rank's request: the inputs and transfers with which it gets its rows of a batch on workers."""
+"""Requests: for a batch on workers, how a rank gets its rows from its own shards and from other workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardCopy, Sh
 
 
 class Transfer(NamedTuple):
-    """Rows of some columns that another worker sends. ``rows``: row numbers in its shard; None: all."""
+    """Rows of columns that another worker sends. ``rows``: row numbers in that worker's shard; None: all."""
 
     at: WorkerId
     key: int
@@ -24,9 +24,9 @@ class Transfer(NamedTuple):
 
 
 class StoredRows(NamedTuple):
-    """Rows from other workers that a worker stores.
+    """Rows from other workers that a worker stores as a new shard.
 
-    ``pieces``: for each source shard, which of its rows are stored at which places.
+    ``pieces``: for each source shard, the places of its rows in the new shard and in the source shard.
     """
 
     key: int
@@ -37,9 +37,9 @@ class StoredRows(NamedTuple):
 
 
 class RowRequest(NamedTuple):
-    """A rank's request: the inputs and transfers of its call, and the rows that the worker stores afterwards.
+    """A rank's request for a call: the inputs, the transfers from other workers, and the rows to store.
 
-    The transfers are in the order in which the inputs name them.
+    The transfers are in the order in which the inputs use them.
     """
 
     inputs: Inputs
@@ -47,7 +47,11 @@ class RowRequest(NamedTuple):
     copies: tuple[StoredRows, ...] = ()
 
     def note(self, at: WorkerId, iteration: int, release: Callable[[WorkerId, int], None]) -> None:
-        """Record the new copies of shards, once the worker ``at`` has them."""
+        """Record the shard copies that the worker ``at`` has made for this request.
+
+        Later requests of the same iteration use these copies. ``release``: called with a worker and a key
+        when a copy is no longer used.
+        """
         for key, rows, names, pieces in self.copies:
             shard = Shard(at, key, rows, release)
             for source, wanted, index in pieces:
@@ -57,7 +61,7 @@ class RowRequest(NamedTuple):
 
 
 class AlignedColumns(NamedTuple):
-    """Columns whose rows are at the same places. They are moved together."""
+    """Columns whose rows are in the same places on the workers, so that they move together."""
 
     layout: ShardMap
     columns: tuple[tuple[str, str], ...]  # (name in the request, name in the shards)
@@ -66,10 +70,7 @@ class AlignedColumns(NamedTuple):
 
 
 class Routes:
-    """The parts of a request that are the same for every rank, computed once for a batch on workers.
-
-    Scalars of the batch stay in the request itself.
-    """
+    """The parts of a request that do not depend on the rank, computed once for a batch on workers."""
 
     def __init__(self, batch: Batch) -> None:
         self.axis = batch.axis
@@ -79,10 +80,11 @@ class Routes:
     def to(
         self, rows: Tensor, at: WorkerId, iteration: int = 0, keep: Callable[[], int] | None = None
     ) -> RowRequest:
-        """Return the request for ``rows`` on the worker ``at``.
+        """Return the request with which the worker ``at`` gets ``rows``.
 
-        Rows of which the worker has a copy from this ``iteration`` are not sent again. ``keep``: a function
-        that returns a key under which the worker stores incoming rows; None: the worker does not store them.
+        If the worker has copies of rows from this ``iteration``, these rows are not sent again. ``keep``: a
+        function that returns the key under which the worker stores incoming rows; None: the worker does not
+        store them.
         """
         inputs = _Inputs(rows, at, iteration, keep)
         sources = [source for group in self.groups for source in inputs.sources(group)]
@@ -94,7 +96,10 @@ class Routes:
         )
 
     def _known(self, sources: Sequence[Source]) -> bool:
-        """Whether the first columns come from one shard that has exactly these rows with the same keys."""
+        """Return whether the request can omit the row keys.
+
+        This is so if the first columns come from one complete shard that has the same keys.
+        """
         if not sources or self.groups[0].layout.axis is not self.axis or len(sources[0].parts) != 1:
             return False
         part = sources[0].parts[0]
@@ -102,7 +107,7 @@ class Routes:
 
 
 def _alike(batch: Batch) -> list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]]:
-    """Group a batch's columns on workers by the map of their shards, so that each map is searched once."""
+    """Group the columns on workers by equal shard maps, so that each map is searched only once."""
     by_layout: list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]] = []
     for name, data in batch.data.items():
         if isinstance(data, RemoteColumn):
@@ -124,7 +129,7 @@ def _described(layout: ShardMap, columns: Sequence[tuple[str, RemoteColumn]]) ->
 
 
 class _Inputs:
-    """The sources of one rank's request, and the transfers that they need."""
+    """Builder of one rank's request: it collects the sources of columns, and the transfers that they need."""
 
     def __init__(self, rows: Tensor, at: WorkerId, iteration: int, keep: Callable[[], int] | None) -> None:
         self.rows, self.at, self.iteration, self.keep = rows, at, iteration, keep
@@ -132,7 +137,7 @@ class _Inputs:
         self.copies: list[StoredRows] = []
 
     def sources(self, group: AlignedColumns) -> list[Source]:
-        """Return the sources of aligned columns: copies on this worker if there are any, else the shards."""
+        """Return where the rank gets aligned columns: from copies on its worker, or else from shards."""
         pieces = list(_pieces(group.layout, self.rows))
         shards = [group.layout.shards[number] for number, _, _ in pieces]
         copies: dict[tuple[int, ...], tuple[list[str], list[ShardCopy | None]]] = {}
@@ -147,7 +152,10 @@ class _Inputs:
         ]
 
     def _copy(self, shard: Shard, name: str, index: Tensor | None) -> ShardCopy | None:
-        """Return this worker's copy of some rows of a column; None without one."""
+        """Return this worker's copy of a column's rows from another worker's shard; None if there is no copy.
+
+        ``index``: the places of the rows in the shard; None: all rows.
+        """
         if shard.at == self.at:
             return None
         return next(
@@ -202,7 +210,7 @@ class _Inputs:
     def _keep(
         self, names: tuple[str, ...], coming: Sequence[tuple[Shard, Tensor, Tensor | None]]
     ) -> int | None:
-        """Return the key under which incoming rows are stored; None to store nothing."""
+        """Return the key under which the worker stores the incoming rows; None if it does not store them."""
         if not coming or self.keep is None:
             return None
         self.copies.append(StoredRows(self.keep(), len(self.rows), frozenset(names), tuple(coming)))
@@ -213,10 +221,10 @@ Piece = tuple[int, Tensor, Tensor | None]
 
 
 def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[Piece]:
-    """Yield the shards that have some of ``rows``, at most one piece per rank and earlier split.
+    """Yield for each shard that has some of ``rows``: the shard's number, and two sets of places.
 
-    A piece has the number of the shard, the places of its rows in ``rows``, and their places in the shard
-    (None: the full shard in order).
+    The first set has the places of the shard's rows in ``rows``. The second set has their places in the
+    shard; None means the complete shard in its order.
     """
     alone = layout.whole(rows)
     if alone is not None:
@@ -229,7 +237,7 @@ def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[Piece]:
 
 
 def _all_or(place: Tensor, rows: int) -> Tensor | None:
-    """Return rows of a shard; None for all rows in their order."""
+    """Return the places of rows in a shard of ``rows`` rows; None if they are all rows in order."""
     return None if len(place) == rows and torch.equal(place, torch.arange(rows)) else place
 
 
@@ -239,7 +247,7 @@ def _whole_or(place: Tensor, rows: int) -> Index | None:
 
 
 def _order(parts: Sequence[Tensor]) -> Index | None:
-    """Return the index that puts rows from several parts into their order; None for fewer than two parts."""
+    """Return the index that sorts the joined rows of several parts; None if there is only one part."""
     if len(parts) < 2:
         return None
     back: Index = torch.cat(list(parts)).argsort().numpy()

@@ -1,4 +1,4 @@
-"""The driver's view of a column on workers: which shards have its rows, but not the values."""
+"""The driver's view of a column on workers: which shard has each row. It does not contain the values."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class WorkerId:
 
 
 class Shard:
-    """Columns over some rows that one worker stores under a key.
+    """Rows of some columns that a worker stores under a key.
 
-    ``release`` is called when the driver no longer has a reference to the shard. ``copies``: copies of its
-    rows on other workers.
+    ``at``: the worker. ``release``: called with the worker and the key when the driver no longer uses the
+    shard. ``copies``: copies of its rows on other workers.
     """
 
     __slots__ = ("__weakref__", "_release", "at", "copies", "key", "rows")
@@ -54,7 +54,7 @@ class Shard:
 
 
 class ShardCopy(NamedTuple):
-    """A copy of some rows of some columns of a shard, on another worker that has read them."""
+    """A copy of some rows and columns of a shard, on a worker that has read them from another worker."""
 
     shard: Shard
     names: frozenset[str]
@@ -63,9 +63,9 @@ class ShardCopy(NamedTuple):
     iteration: int  # workers forget the copy at the end of this iteration
 
     def rows(self, index: Tensor | None) -> Tensor | None:
-        """Return the places in the copy of some rows of the copied shard (``index`` None: all rows).
+        """Return the places in this copy of rows of the copied shard; None if some of the rows are missing.
 
-        Returns None if some of the rows are missing in the copy.
+        ``index``: the places of the rows in the copied shard; None: all rows.
         """
         places = self.where if index is None else self.where[index]
         return None if bool((places < 0).any()) else places
@@ -73,7 +73,7 @@ class ShardCopy(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ShardMap:
-    """For each row of a column, the shard that has the row, and the row's place in the shard."""
+    """For each row of a column, the shard that has the row and the row's place in the shard."""
 
     shards: tuple[Shard, ...]
     shard: Tensor  # int64 [rows]: the number of each row's shard
@@ -87,11 +87,14 @@ class ShardMap:
 
     @staticmethod
     def of(shards: Sequence[Shard], split: Sequence[Tensor], rows: int, axis: Axis | None = None) -> ShardMap:
-        """Return the map in which shard i holds the rows ``split[i]``, in that order."""
+        """Return the map in which shard i has the rows ``split[i]``, in that order.
+
+        ``rows``: the total number of rows.
+        """
         return ShardMap(tuple(shards), *_places(tuple(split), rows), tuple(split), axis)
 
     def whole(self, rows: Tensor) -> int | None:
-        """Return the number of the shard that has exactly these rows in this order; None if there is none."""
+        """Return the number of the shard that has exactly these rows in this order; None if no shard has."""
         number = next(
             (number for number, shard_rows in enumerate(self.rows_by_shard) if shard_rows is rows), None
         )
@@ -103,11 +106,11 @@ class ShardMap:
         )
 
     def take(self, index: Tensor) -> ShardMap:
-        """Return the places of some of the rows."""
+        """Return the map for the rows with the numbers ``index``."""
         return ShardMap(self.shards, self.shard[index], self.place[index])
 
     def split(self, pool: str, ranks: int) -> list[Tensor] | None:
-        """Return the rows on each rank of a pool; None if some rows are not on the pool."""
+        """Return for each rank of a pool the numbers of its rows; None if some rows are not on the pool."""
         if any(shard.at.pool != pool for shard in self.shards):
             return None
         ranks_of = [shard.at.rank for shard in self.shards]
@@ -119,7 +122,7 @@ class ShardMap:
         return [(rank == number).nonzero()[:, 0] for number in range(ranks)]
 
     def same(self, other: ShardMap) -> bool:
-        """Whether both maps have the same place for every row."""
+        """Return whether both maps have every row in the same place."""
         equal = torch.equal
         return self is other or (
             self.shards == other.shards and equal(self.shard, other.shard) and equal(self.place, other.place)
@@ -127,7 +130,7 @@ class ShardMap:
 
     @staticmethod
     def concat(layouts: Sequence[ShardMap]) -> ShardMap:
-        """Return the places of the rows of several maps, one map after another."""
+        """Return one map for the rows of several maps, one map after another."""
         shards = tuple(shard for layout in layouts for shard in layout.shards)
         starts = torch.tensor([0, *(len(layout.shards) for layout in layouts)]).cumsum(0).tolist()
         number = torch.cat([layout.shard + start for layout, start in zip(layouts, starts, strict=False)])
@@ -136,9 +139,10 @@ class ShardMap:
 
 @functools.lru_cache(maxsize=CACHED_SPLITS)
 def _places(split: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
-    """Return the number of each row's shard, and the row's place there.
+    """Return two tensors int64 [rows]: the number of each row's shard, and the row's place in the shard.
 
-    Consecutive stages have the same split, so results are cached by the identity of its tensors.
+    ``split``: for each shard, the numbers of its rows. Results are cached by the identity of the tensors in
+    ``split``, because consecutive stages use the same split.
     """
     shard, place = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
     for number, rows_held in enumerate(split):
@@ -153,39 +157,39 @@ def _ascending(split: tuple[Tensor, ...]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class RemoteColumn(Data):
-    """A column on workers, used like ``Data``. Its ``value`` is a ShardMap."""
+    """A column on workers, with the interface of ``Data``. Its ``value`` is a ShardMap."""
 
     name: str = ""  # name of the column in its shards
     size: int = 0  # bytes of the values on all workers
 
     @property
     def layout(self) -> ShardMap:
-        """The places of the rows on workers."""
+        """The map from the column's rows to their places on workers."""
         layout: ShardMap = self.value
         return layout
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the values on all workers."""
+        """Bytes of the column's values on all workers together."""
         return self.size
 
     def padded(self, axis: Axis) -> NoReturn:
-        """Raise TypeError, because the values are on workers."""
+        """Raise TypeError, because the values are not in this process."""
         raise TypeError(
             f"the values of column '{self.name}' are on workers: read them in a stage, or get them with Engine.fetch"
         )
 
     def take(self, index: Tensor, axis: Axis) -> RemoteColumn:
-        """Return the column of some of the rows, without moving values."""
+        """Return the column for the rows with the numbers ``index``. Values on workers do not move."""
         share = self.size * len(index) // max(len(self.layout), 1)
         lengths = self.lengths[index] if self.lengths is not None else None
         return replace(self, value=self.layout.take(index), lengths=lengths, size=share)
 
 
 def joined(batches: Sequence[Batch], axis: Axis | None = None) -> Batch:
-    """Join the rows of several batches with the same columns, without moving values.
+    """Join the rows of several batches with the same columns. Values on workers do not move.
 
-    axis: row axis of the result; None builds it from the keys of the batches.
+    ``axis``: the row axis of the result; None: make it from the keys of the batches.
     """
     first = batches[0]
     if axis is None:
@@ -203,7 +207,7 @@ def _joined(pieces: Sequence[Data]) -> Data:
 
 
 def empty(kind: Kind) -> Data:
-    """Return a column without rows."""
+    """Return a column of this kind without rows."""
     if kind.level is Level.TEXT:
         return Data(kind, ())
     value = torch.zeros(0, dtype=getattr(torch, kind.dtype or "float32"))
@@ -213,10 +217,10 @@ def empty(kind: Kind) -> Data:
 
 
 def row_tokens(columns: Mapping[str, Data], rows: int) -> Tensor:
-    """Return the weight of each row for balancing, int64 [rows]: the tokens of the row and its prompt.
+    """Return the weight of each row for balancing, int64 [rows]: its tokens plus the tokens of its prompt.
 
-    Without token columns, the lengths of another ragged column are used; without any ragged column, each
-    weight is 1.
+    If there is no token column, the weights are the lengths of another ragged column. If there is no ragged
+    column, each weight is 1.
     """
     present = [columns[name] for name in ("tokens", "prompt_tokens") if name in columns]
     token_counts = [data.lengths for data in present if data.lengths is not None]

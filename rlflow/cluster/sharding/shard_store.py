@@ -1,4 +1,4 @@
-"""The shards of a worker, by key. The batch of a call is joined from shards and incoming rows."""
+"""A worker's shards, by key, and joining of the batch of a call from shards and incoming rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlflow.cluster.sharding.shard_map import empty
 
 
 class ShardStore:
-    """Shards by key. Several threads may use it."""
+    """A worker's shards, by key. Several threads may use the store."""
 
     def __init__(self) -> None:
         self.mailbox = RowMailbox()
@@ -27,23 +27,23 @@ class ShardStore:
         self._lock = threading.Lock()
 
     def put(self, key: int, batch: Batch, iteration: int = 0) -> None:
-        """Store a shard until ``iteration`` ends."""
+        """Store a batch as a shard under ``key``, until ``iteration`` ends."""
         with self._lock:
             self._held[key], self._iterations[key] = batch, iteration
 
     def get(self, key: int) -> Batch:
-        """Return the shard of a key. Raises KeyError if there is none."""
+        """Return the shard with this key. Raises KeyError if there is none."""
         return self._held[key]
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Drop the shards of these keys. Keys without a shard are ignored."""
+        """Drop the shards with these keys. Keys without a shard are ignored."""
         with self._lock:
             for key in keys:
                 self._held.pop(key, None)
                 self._iterations.pop(key, None)
 
     def clear(self, iteration: int) -> None:
-        """Drop the shards of this iteration and earlier ones."""
+        """Drop all shards that were stored for this iteration or earlier ones."""
         with self._lock:
             for key in [key for key, for_one in self._iterations.items() if for_one <= iteration]:
                 self._held.pop(key, None)
@@ -56,25 +56,29 @@ class ShardStore:
     def slice(
         self, key: int, names: Sequence[str], rows: Index | None, shared: bool = False, iteration: int = 0
     ) -> RowMessage:
-        """Return rows of a shard's columns as a message for another worker.
+        """Return rows of some columns of a shard as a message for another worker.
 
-        rows: row numbers; None: all. shared: whether the receiver can read this process's shared memory.
-        iteration: the iteration that uses the rows.
+        ``names``: the columns. ``rows``: row numbers; None: all rows. ``shared``: whether the receiver can
+        read this process's shared memory. ``iteration``: the iteration that uses the rows.
         """
         which = None if rows is None else torch.tensor(rows)
         return self.mailbox.message(self._held[key].select(*names), which, shared=shared, iteration=iteration)
 
     def take(self, key: int, row_message: RowMessage, iteration: int) -> Batch:
-        """Store rows from another process as a shard, and return the shard."""
+        """Store the rows in a message as a shard under ``key``, and return the shard.
+
+        The shard is stored until ``iteration`` ends.
+        """
         [batch] = self.mailbox.opened([row_message])
         shard = owned(batch)
         self.put(key, shard, iteration)
         return shard
 
     def batch(self, inputs: Inputs, transfers: Sequence[RowMessage], iteration: int = 0) -> Batch:
-        """Return the batch of a call. Rows that the call marks as kept are stored until ``iteration`` ends.
+        """Return the batch of a call, joined from stored shards and from rows of other workers.
 
-        ``transfers`` must be in the order in which the inputs name them.
+        ``transfers``: the messages from other workers, in the order in which ``inputs`` uses them. If the
+        inputs ask for it, incoming rows are also stored, until ``iteration`` ends.
         """
         axis = self._axis(inputs)
         columns: dict[str, Data] = {}
@@ -117,9 +121,10 @@ class ShardStore:
 
 
 def _borrowed(data: Data) -> Data:
-    """Return the column for one call, without sharing torch tensors between threads.
+    """Return a column with new tensor objects over the same memory, for use in one call.
 
-    Reading the address of a tensor, as backends do, can move its memory.
+    Threads must not share torch tensors, because backends read tensor addresses, and this can move the
+    memory.
     """
     own = isinstance(data.value, torch.Tensor) and file_memory(data.value) is None
     return replace(data, value=writable_copy(data.value)) if own else data

@@ -1,7 +1,7 @@
-"""Splits: which rank has which rows, computed without the content of the rows.
+"""Splits of a batch over ranks, computed from row lengths and groups only.
 
-A split is a list with an int64 tensor of row numbers for each rank. Together, the tensors contain every row
-of a batch once, in any order. A unit of a split is a single row or a complete group; it is never divided.
+A split is a list with an int64 tensor of row numbers for each rank. Each row of the batch is in exactly one
+of the tensors. A unit is a single row or a complete group, and is never divided.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ SLACK = 0.10  # largest imbalance at which a stage keeps the split of its input
 
 
 def units_of_rows(groups: Tensor | None, rows: int) -> list[Tensor]:
-    """Return the units of a split: single rows, or with ``groups`` the rows of each group.
+    """Return the units of a batch, each as a tensor of row numbers.
 
-    ``groups``: int64 [rows], equal and adjacent within a group.
+    ``groups``: the group of each row, int64 [rows], adjacent within a group; each group is one unit. None:
+    each row is one unit.
     """
     if groups is None:
         return list(torch.split(torch.arange(rows), 1)) if rows else []
@@ -34,11 +35,11 @@ def units_of_rows(groups: Tensor | None, rows: int) -> list[Tensor]:
 
 
 def balanced(units: Sequence[Tensor], tokens: Tensor, ranks: int) -> list[Tensor]:
-    """Assign complete units to ranks by their tokens, and return each rank's rows in ascending order.
+    """Return a split of units over ranks with balanced numbers of tokens. Each rank's rows are ascending.
 
-    ``tokens``: int64 [rows], the load of each row. The fullest rank is at most 5 % above the best possible
-    for complete units (measured over generated cases of up to 97 units on 8 ranks; see ``balance.assigned``).
-    Ranks may stay without rows. Ties are resolved by the order of the units, so the result is deterministic.
+    ``tokens``: int64 [rows], the load of each row. In generated cases of up to 97 units on 8 ranks, the
+    fullest rank was at most 5 % above the best possible load. A rank may get no rows. The result is
+    deterministic, because the order of the units resolves ties.
     """
     if not units:
         return [torch.zeros(0, dtype=torch.int64) for _ in range(ranks)]
@@ -48,7 +49,7 @@ def balanced(units: Sequence[Tensor], tokens: Tensor, ranks: int) -> list[Tensor
 
 
 def _flat(units: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the rows of all units one after another, and the number of each row's unit."""
+    """Return the rows of all units in one tensor, and the number of the unit of each row."""
     return torch.cat(list(units)), torch.arange(len(units)).repeat_interleave(
         torch.tensor([len(unit) for unit in units])
     )
@@ -67,7 +68,10 @@ def loads(split: Sequence[Tensor], tokens: Tensor) -> list[int]:
 
 
 def off_balance(split: Sequence[Tensor], tokens: Tensor) -> float:
-    """Return how far the fullest rank is above the mean, as a share of the mean; 0.0 without tokens."""
+    """Return how far the fullest rank is above the mean load, as a share of the mean.
+
+    Returns 0.0 if there are no tokens.
+    """
     each = loads(split, tokens)
     return (max(each) * len(each) - sum(each)) / sum(each) if any(each) else 0.0
 
@@ -75,10 +79,10 @@ def off_balance(split: Sequence[Tensor], tokens: Tensor) -> float:
 def keep_or_balance(
     split: list[Tensor], units: Sequence[Tensor], tokens: Tensor, slack: float = SLACK
 ) -> list[Tensor]:
-    """Return ``split`` if it is good enough, else the result of ``balanced``.
+    """Return ``split`` if it is balanced enough, otherwise a new split from ``balanced``.
 
-    A split is good enough if it divides no unit and is either within ``slack`` of balance or not worse than
-    the result of ``balanced``.
+    ``split`` is kept if it divides no unit and its fullest rank is at most ``slack`` above the mean, or not
+    above the fullest rank of the new split.
     """
     whole = _holds_whole(split, units)
     if whole and off_balance(split, tokens) <= slack:
@@ -92,7 +96,7 @@ def keep_or_balance(
 
 
 def _holds_whole(split: Sequence[Tensor], units: Sequence[Tensor]) -> bool:
-    """Whether the rows of each unit are adjacent, in order, on one rank."""
+    """Return whether all rows of each unit are adjacent and in order on the same rank."""
     if not units:
         return True
     rows, unit = _flat(units)
@@ -111,7 +115,10 @@ def _holds_whole(split: Sequence[Tensor], units: Sequence[Tensor]) -> bool:
 
 
 def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
-    """Raise ValueError if a rank returned nothing, or a different number of rows than it got."""
+    """Raise ValueError if a rank returned no rows, or a different number of rows than it got.
+
+    ``split``: the rows that the ranks got. ``counts``: the number of rows that each rank returned.
+    """
     if len(counts) != len(split):
         raise ValueError(f"found results of {len(counts)} ranks, expected {len(split)}")
     wrong = [
@@ -127,8 +134,8 @@ def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
 
 
 def merge_order(split: Sequence[Tensor]) -> Tensor:
-    """Return the place of each row in the joined results of all ranks, int64 [rows].
+    """Return the index that restores the order of rows after the ranks' results are joined, int64 [rows].
 
-    ``joined[merge_order(split)]`` are the rows in their original order.
+    ``joined[merge_order(split)]`` has the rows in their original order.
     """
     return torch.cat([*split, torch.zeros(0, dtype=torch.int64)]).argsort()

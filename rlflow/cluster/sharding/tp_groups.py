@@ -1,7 +1,7 @@
-"""Tensor-parallel teams: which ranks of a pool are called with which rows, and whose answers count.
+"""Tensor-parallel teams: which ranks of a call get which rows, and whose answers are used.
 
-A team is one data-parallel rank. Its first rank stores its rows and results. The other ranks get copies of
-the rows, and their results are dropped.
+A team is the set of tensor-parallel ranks that act as one data-parallel rank. The first rank of the team
+stores its rows and results. The other ranks get copies of the rows, and their results are dropped.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ PLAIN = Parallel()
 
 
 def teams(split: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
-    """Return the rows of each team, given the rows of each rank."""
+    """Return for each team the numbers of its rows. ``split``: for each rank, the numbers of its rows."""
     if parallel.tensor == 1:
         return list(split)
     return [torch.cat([split[rank] for rank in team]).sort().values for team in parallel.teams(len(split))]
 
 
 def first_ranks(rows: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
-    """Return the rows of each rank, given the rows of each team: a team's rows are on its first rank."""
+    """Return for each rank the numbers of its rows, if only the first rank of each team stores rows.
+
+    ``rows``: for each team, the numbers of its rows.
+    """
     if parallel.tensor == 1:
         return list(rows)
     rows_of = {
@@ -35,14 +38,15 @@ def first_ranks(rows: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
 
 
 def used(split: Sequence[Tensor]) -> list[int]:
-    """Return the ranks that have rows; rank 0 if no rank has any."""
+    """Return the ranks that have rows; [0] if no rank has rows."""
     return [rank for rank, rows in enumerate(split) if len(rows)] or [0]
 
 
 def asked(split: Sequence[Tensor], parallel: Parallel) -> Mapping[int, Tensor]:
-    """Return the rows of each rank that takes part in a call, by rank.
+    """Return rank → numbers of its rows, for all ranks that take part in a call.
 
-    All ranks of a team get the team's rows. Teams without rows take part only if the call is collective.
+    All ranks of a team get the rows of the team's first rank. If the parallelism is collective, teams without
+    rows take part too.
     """
     with_rows = set(used(split))
     groups = [ranks for ranks in parallel.teams(len(split)) if parallel.collective or ranks[0] in with_rows]
