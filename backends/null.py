@@ -64,7 +64,7 @@ class Trainer:
 
     @classmethod
     def capabilities(cls, settings: Settings, device: str) -> Capabilities:
-        """Return the trainer's capabilities. A subclass may not run ranks as threads."""
+        """Return the trainer's capabilities. Its ranks can be threads, but the ranks of a subclass cannot."""
         return Capabilities(row_exact=True, threads=cls is Trainer)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
@@ -169,7 +169,8 @@ class Generator:
 
     @classmethod
     def capabilities(cls, settings: Settings, device: str) -> Capabilities:
-        """Return the generator's capabilities. A subclass may not run ranks as threads."""
+        """Return the generator's capabilities. Its ranks can be threads, but the ranks of a subclass
+        cannot."""
         return Capabilities(threads=cls is Generator)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:

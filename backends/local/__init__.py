@@ -1,8 +1,8 @@
-"""The local backend: Hugging Face causal language models on one CPU or one GPU, in this process.
+"""The local backend runs Hugging Face causal language models on one CPU or one GPU, in this process.
 
-It has a Trainer and a Generator. It is the reference for other backends: plain PyTorch, unsharded, and tests
-compare its results with forward passes of single rows. Models divided over several ranks are in `fsdp` and
-`deepspeed`; minibatches are in `rlflow.training`.
+It has a Trainer and a Generator. It is plain PyTorch without sharding, and the reference for other backends.
+Tests compare its results with forward passes of single rows. `fsdp` and `deepspeed` divide models over
+several ranks. `rlflow.training` divides rows into minibatches.
 """
 
 from rlflow.backends.local.generator import Generator

@@ -1,12 +1,14 @@
-"""Attention over packed rows (packing.py): each row attends to its own tokens and to the common tokens of its
+"""Attention over packed rows (packing.py). Each row attends to its own tokens and to the common tokens of its
 family, which are stored once.
 
-transformers makes a mask for each kind of layer and passes it to the layer's attention. Within ``over``, this
-"mask" is a ``PackedMask``, which describes the tokens to attend to. This works with every model that uses
-torch's ``scaled_dot_product_attention`` with masks from transformers: causal, with sliding windows, or in
-chunks. A query's attention to the common tokens and its attention to its own row are computed separately. The
-two results are joined by the logarithms of their softmax sums (Milakov and Gimelshein 2018; Dao et al. 2022),
-also in the backward pass. Keys and values of common tokens are therefore never copied for each row.
+transformers makes a mask for each kind of layer and passes it to the attention of the layer. Within ``over``,
+this "mask" is a ``PackedMask``, which describes the tokens to attend to. This works with every model that
+uses torch's ``scaled_dot_product_attention`` with masks from transformers: causal, with sliding windows, or
+in chunks.
+
+Attention to the common tokens and attention to the row's own tokens are computed separately. The logarithms
+of their softmax sums are used to join the two results (Milakov and Gimelshein 2018; Dao et al. 2022), also in
+the backward pass. Keys and values of common tokens are therefore never copied for each row.
 """
 
 from __future__ import annotations
@@ -33,29 +35,29 @@ _PACKED: ContextVar[tuple[Block, ...] | None] = ContextVar("packed", default=Non
 
 
 class PackedMask:
-    """The tokens that each token of ``blocks`` attends to. visible: which earlier tokens of its row a token
-    sees; None: all."""
+    """The mask of packed rows: which tokens of ``blocks`` each token attends to. visible: the model's own
+    mask function, which says which earlier tokens of its row a token sees; None if it sees all."""
 
     def __init__(self, blocks: tuple[Block, ...], visible: Visible | None) -> None:
         self.blocks, self.visible = blocks, visible
         self._masks: dict[tuple[Any, ...], Tensor] = {}
 
     def common(self, block: Block, like: Tensor) -> Tensor | None:
-        """Return the mask between common tokens, [shared, shared], which is added to the products; None for a
-        causal mask."""
+        """Return the additive attention mask between the common tokens of a block, [shared, shared]. None
+        means a causal mask."""
         return self._between("common", block.shared, like, lambda: (torch.arange(block.shared),) * 2)
 
     def own(self, block: Block, run: Run, like: Tensor) -> Tensor | None:
-        """Return the mask between a row's own tokens, [length, length], which is added to the products; None
-        for a causal mask."""
+        """Return the additive attention mask between the own tokens of one row of a run, [length, length].
+        None means a causal mask."""
         places = torch.arange(block.shared, block.shared + run.length)
         return self._between(
             ("own", block.shared, run.length), block.shared + run.length, like, lambda: (places, places)
         )
 
     def back(self, block: Block, like: Tensor) -> Tensor | None:
-        """Return the mask from the tokens of all rows to the common tokens, [tokens, shared], which is added
-        to the products; None if all are visible."""
+        """Return the additive attention mask from the own tokens of all rows of a block to its common tokens,
+        [tokens, shared]. None means that all common tokens are visible."""
         return self._between(
             ("back", block), block.longest, like, lambda: (_positions(block), torch.arange(block.shared))
         )
@@ -76,20 +78,20 @@ class PackedMask:
 
 
 def _positions(block: Block) -> Tensor:
-    """Return the position in its row of each token after the common ones."""
+    """Return the position within its row of each token of a block that follows the common tokens."""
     return torch.cat(
         [torch.arange(block.shared, block.shared + run.length).repeat(run.count) for run in block.runs]
     )
 
 
 def over(blocks: tuple[Block, ...]) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which models compute packed rows."""
+    """Return a context in which models compute the packed rows that ``blocks`` describe."""
     return with_value(_PACKED, blocks)
 
 
 def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> PackedMask | None:
     """Return the mask for the packed rows of the current ``over`` context; None outside such a context.
-    Raises ValueError for a mask that depends on more than positions."""
+    Raises ValueError if the model's mask depends on more than token positions."""
     blocks = _PACKED.get()
     if blocks is None:
         return None
@@ -102,8 +104,9 @@ def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> 
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """Replace transformers' attention in three cases: packed rows, steps of branched rows, and grouped heads
-    under a mask. In the third case, a CPU need not copy the keys."""
+    """Replace the attention function of transformers. It differs in three cases: packed rows, decode steps of
+    branched rows, and grouped-query attention with a mask on a CPU during inference, where keys need not be
+    copied."""
     if isinstance(attention_mask, PackedMask):
         return attend(query, key, value, attention_mask, **options), None
     if isinstance(attention_mask, StepMask):
@@ -124,11 +127,12 @@ def _attention(
 
 @contextlib.contextmanager
 def without_cudnn(device: torch.device) -> Iterator[None]:
-    """Return a context in which attention on a GPU uses PyTorch's own kernels, for decode steps.
+    """Return a context for decode steps, in which attention on a GPU does not use cuDNN.
 
-    For padded rows, PyTorch would choose cuDNN. The results of 3 in 20 equal calls of cuDNN differed in their
-    last bits, so equal runs sampled different tokens (H100, PyTorch 2.11, bfloat16). Training should use
-    cuDNN, because its gradients are reproducible, and the gradients of PyTorch's flash attention are not."""
+    For padded rows, PyTorch would choose cuDNN. 3 of 20 equal cuDNN calls differed in the last bits of their
+    results, so equal runs sampled different tokens (H100, PyTorch 2.11, bfloat16). Training should use cuDNN:
+    its gradients are reproducible, but the gradients of PyTorch's flash attention are not.
+    """
     if device.type != "cuda":
         yield
         return
@@ -155,9 +159,11 @@ def attend(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
-    """Return the attention of packed rows, [1, tokens, heads, size]. Queries are [1, heads, tokens, size],
-    keys and values [1, key heads, tokens, size]. Raises ValueError for options that packed rows do not
-    support."""
+    """Return the attention of packed rows, [1, tokens, heads, size].
+
+    query: [1, heads, tokens, size]. key, value: [1, key heads, tokens, size]. Raises ValueError for options
+    that packed rows do not support.
+    """
     if dropout or is_causal is False or position_bias is not None:
         raise ValueError(
             "found dropout, a bias or no causal mask, expected plain causal attention over packed rows"
@@ -170,8 +176,8 @@ def attend(
 
 
 def by_copies(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scaling: float | None) -> Tensor:
-    """Compute attention of packed rows with a copy of the common keys and values for each row. Used if
-    torch's kernel does not return the logarithms of its sums."""
+    """Return the attention of packed rows, computed with a copy of the common keys and values for each row.
+    Used if torch's kernel does not return the logarithms of its softmax sums."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     out = []
@@ -210,12 +216,12 @@ def _causal(length: int, like: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, run: Run) -> Tensor:
-    """Return [rows, heads, length, size] of a run, as a view of [1, heads, tokens, size]."""
+    """Return a view of the rows of a run, [rows, heads, length, size]. ``x`` is [1, heads, tokens, size]."""
     return x[0, :, run.start : run.end].unflatten(1, (run.count, run.length)).transpose(0, 1)
 
 
 class _Attention(torch.autograd.Function):
-    """Attention of packed rows, which saves only its inputs and outputs for the backward pass."""
+    """Attention of packed rows. It saves only its inputs and outputs for the backward pass."""
 
     @staticmethod
     def forward(
@@ -289,8 +295,9 @@ class _Attention(torch.autograd.Function):
 def _parts(
     mask: PackedMask, block: Block, like: Tensor
 ) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor | None]]:
-    """Yield the parts that attend only to themselves: the common tokens, then the rows of each run. Each is a
-    function from [1, heads, tokens, …] to a view, with its mask."""
+    """Yield the parts of a block that attend to themselves: first the common tokens, then the rows of each
+    run. Each part is (function, mask). The function returns a view of the part's tokens from a tensor [1,
+    heads, tokens, …]."""
     if block.shared:
         yield lambda x: x[:, :, block.start : block.start + block.shared], mask.common(block, like)
     for run in block.runs:
@@ -298,8 +305,12 @@ def _parts(
 
 
 def _join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> None:
-    """Join attention ``out`` [1, heads, tokens, size], in place, with attention ``other`` to further keys.
-    sums, other_sums: the logarithms of the softmax sums of each, [1, heads, tokens]."""
+    """Combine two attention results for the same queries and different keys, and write the result into
+    ``out`` and ``sums``.
+
+    out, other: [1, heads, tokens, size]. sums, other_sums: the logarithms of their softmax sums, [1, heads,
+    tokens].
+    """
     total = torch.logaddexp(sums, other_sums)
     out.copy_(out * (sums - total).exp()[..., None] + other * (other_sums - total).exp()[..., None])
     sums.copy_(total)

@@ -1,12 +1,12 @@
-"""Attention of a decode step in which several rows continue one prompt. The prompt's keys and values are
-stored once.
+"""Attention of a decode step in which several rows continue the same prompt. The keys and values of the
+prompt are stored once.
 
-A step has few queries, so reading keys and values takes most of its time. Here a prompt's keys and values are
-read once for all of its rows. Their products are one matrix product per prompt and key head, instead of one
-per row. A row's scores for its prompt and for its own tokens share one softmax.
+A decode step has few queries, so it spends most of its time reading keys and values. Here, the keys and
+values of a prompt are read once for all of its rows: one matrix product per prompt and key head instead of
+one per row. One softmax covers the scores of a row for its prompt and for its own tokens.
 
-Within ``stepping``, the "mask" that transformers passes to a layer's attention is a ``StepMask`` (as in
-attention.py), and a layer's keys are the keys of the rows' own tokens.
+Within ``stepping``, the "mask" that transformers passes to the attention of a layer is a ``StepMask`` (as in
+attention.py). The keys of the layer are the keys of the rows' own tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ EXACT = (torch.float32, torch.float64)  # shorter dtypes would round scores befo
 
 
 class BranchedLayer(GrowingLayer):
-    """The keys and values of rows that continue prompts: the prompts' and the rows' own."""
+    """The cache of one layer for rows that continue prompts: keys and values of the prompts, and keys and
+    values of the rows' own tokens."""
 
     def __init__(self, prompts: GrowingLayer) -> None:
         super().__init__()
@@ -34,12 +35,12 @@ class BranchedLayer(GrowingLayer):
         self.length = 0
 
     def get_seq_length(self) -> int:
-        """Return the tokens of a row so far, including the prompt's."""
+        """Return the number of tokens of a row so far, including its prompt."""
         return self.before[0].shape[-2] + self.length
 
 
 class Branches:
-    """The rows that continue prompts, and the layers of their cache.
+    """Rows that continue prompts, and the cache layers of these rows.
 
     of: int64 [rows], ascending, the number of each row's prompt. inside: bool [prompts, width], False at
     padding; None if there is no padding.
@@ -51,11 +52,12 @@ class Branches:
 
     @property
     def width(self) -> int:
-        """Tokens of the longest prompt."""
+        """The number of tokens of the longest prompt."""
         return int(self.layers[0].before[0].shape[-2])
 
     def take(self, index: Tensor) -> None:
-        """Keep the rows at these ascending indices. Prompts without remaining rows are dropped."""
+        """Keep only the rows with these numbers, which must ascend. Prompts without remaining rows are
+        dropped."""
         for layer in self.layers:
             if layer.is_initialized:
                 layer.reorder_cache(index)
@@ -67,14 +69,16 @@ class Branches:
         self._put(of)
 
     def _put(self, of: Tensor) -> None:
-        """Give each prompt as many places for rows as the prompt with the most rows needs."""
+        """Assign each row a place. Every prompt gets as many places as the prompt with the most rows needs.
+        ``of``: the number of each row's prompt."""
         self.of, counts = of, torch.bincount(of)
         self.most = int(counts.max())
         self.even = bool((counts == self.most).all())
         self.places = of * self.most + torch.arange(len(of)) - (counts.cumsum(0) - counts)[of]
 
     def spread(self, rows: Tensor) -> Tensor:
-        """Return [prompts, most, …] from rows [rows, …]; places without a row are ignored."""
+        """Return [prompts, most, …]: the values ``rows`` [rows, …], with each row at its place. Places
+        without a row have arbitrary values."""
         if not self.even:
             rows = rows.new_zeros(int(self.of[-1] + 1) * self.most, *rows.shape[1:]).index_copy_(
                 0, self.places, rows
@@ -82,22 +86,22 @@ class Branches:
         return rows.unflatten(0, (-1, self.most))
 
     def gather(self, places: Tensor) -> Tensor:
-        """Return [rows, …], the content of the rows' places in [prompts, most, …]."""
+        """Return [rows, …]: the values at the places of the rows in ``places`` [prompts, most, …]."""
         rows = places.flatten(0, 1)
         return rows if self.even else rows[self.places]
 
 
 class StepMask:
-    """The places that the rows of ``branches`` see in one step. visible: which earlier places a token sees;
-    None: all of them."""
+    """The mask of one decode step of ``branches``. visible: the model's own mask function, which says which
+    earlier tokens a token sees; None if it sees all."""
 
     def __init__(self, branches: Branches, visible: Visible | None) -> None:
         self.branches, self.visible = branches, visible
         self._hidden: tuple[Tensor | None, Tensor | None] | None = None
 
     def hidden(self, own: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return the hidden places: of the prompts, bool [prompts, 1, 1, 1, width], and of the rows' ``own``
-        tokens, bool [own]; None: nothing is hidden."""
+        """Return which tokens are hidden in this step: of the prompts, bool [prompts, 1, 1, 1, width], and of
+        the ``own`` tokens of each row, bool [own]. Each is None if nothing is hidden."""
         if self._hidden is None:
             width, inside = self.branches.width, self.branches.inside
             before, after = None if inside is None else ~inside, None
@@ -118,14 +122,14 @@ _STEP: ContextVar[Branches | None] = ContextVar("step", default=None)
 
 
 def stepping(branches: Branches | None) -> AbstractContextManager[None]:
-    """Return a context in which a model computes one token for each row of ``branches``; with None, it
-    changes nothing."""
+    """Return a context in which a model computes one token for each row of ``branches``. With None, the
+    context has no effect."""
     return with_value(_STEP, branches)
 
 
 def mask_of_step(local_size: int | None, visible: Visible, use_vmap: bool) -> StepMask | None:
-    """Return the mask of the current step; None outside a step. Raises ValueError for a mask that depends on
-    more than positions."""
+    """Return the mask of the current decode step; None outside ``stepping``. Raises ValueError if the model's
+    mask depends on more than token positions."""
     branches = _STEP.get()
     if branches is None:
         return None
@@ -137,9 +141,11 @@ def mask_of_step(local_size: int | None, visible: Visible, use_vmap: bool) -> St
 def attend_step(
     query: Tensor, key: Tensor, value: Tensor, mask: StepMask, scaling: float | None = None
 ) -> Tensor:
-    """Return the attention of a decode step, [rows, 1, heads, size]. Queries are [rows, heads, 1, size], the
-    rows' own keys and values [rows, key heads, own, size]. Raises ValueError for keys that do not belong to a
-    layer."""
+    """Return the attention of a decode step, [rows, 1, heads, size].
+
+    query: [rows, heads, 1, size]. key, value: the rows' own tokens, [rows, key heads, own, size]. Raises
+    ValueError if ``key`` does not belong to a layer of the cache.
+    """
     branches = mask.branches
     layer = next((layer for layer in branches.layers if layer.keys is key), None)
     if layer is None:
@@ -165,9 +171,12 @@ def attend_step(
 
 
 def branched(cache: Cache, of: Tensor, inside: Tensor | None) -> Branches | None:
-    """Return rows that continue from the prompts in ``cache``, whose layers are changed in place. of, inside:
-    see ``Branches``. If a layer keeps more than keys and values, has a short dtype or is not on a CPU,
-    returns None and leaves the cache unchanged."""
+    """Return rows that continue from the prompts in ``cache``, and replace the layers of the cache with
+    branched layers. of, inside: as in ``Branches``.
+
+    If a layer stores more than keys and values, has a short dtype or is not on a CPU, return None and leave
+    the cache unchanged.
+    """
     if not all(
         type(layer) is GrowingLayer and layer.dtype in EXACT and layer.device.type == "cpu"
         for layer in cache.layers

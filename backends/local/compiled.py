@@ -1,9 +1,9 @@
-"""Compile the layers of a model with torch.compile (Ansel et al. 2024): ``--ROLE.compile true``.
+"""Compile the layers of a model with torch.compile (Ansel et al. 2024), for ``--ROLE.compile true``.
 
 Each layer is compiled separately, without its attention, because attention to packed rows does not only
 consist of tensor operations. The numbers of rows and tokens are symbolic, so one graph serves all sizes. But
-a graph still depends on the sizes of its first call. Therefore each graph is first called with fixed sizes,
-so that a resumed run computes with the same graphs as the interrupted run.
+a graph still depends on the sizes of its first call. Each graph is therefore first called with fixed sizes,
+so that a resumed run has the same graphs as the interrupted run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALONE = {"prompt_tokens": [[0] * 8], "tokens": [[0] * 105]}
 
 
 def check_compiler(device: str) -> None:
-    """Raise PlanError if torch finds no compiler for ``device``."""
+    """Raise PlanError if torch finds no compiler for this type of device (cpu or cuda)."""
     reason = missing(device)
     if reason:
         raise PlanError.of(
@@ -52,7 +52,7 @@ def check_compiler(device: str) -> None:
 
 
 def missing(device: str) -> str:
-    """Return the reason why torch cannot compile for a device; empty if it can."""
+    """Return the reason why torch cannot compile for this type of device; "" if it can."""
     if device != "cpu":
         return "" if has_triton() else "no Triton that works with this device"
     from torch._inductor import cpp_builder, exc
@@ -65,9 +65,12 @@ def missing(device: str) -> str:
 
 
 def compile_layers(network: Network, *, packs: bool) -> None:
-    """Compile each layer of a model's backbone now. If the model is trained, passes with a gradient are
-    compiled too. packs: True if its rows are packed. Gradients of the model are cleared. Raises PlanError if
-    its layers are unknown."""
+    """Compile each layer of a model's backbone immediately. If the model is trained, also compile passes with
+    gradients.
+
+    packs: True if rows are packed. The gradients of the model are cleared. Raises PlanError if the model's
+    layers are unknown or cannot be compiled.
+    """
     layers = [layer for layer in network.backbone.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
         raise PlanError.of(
@@ -88,8 +91,8 @@ def compile_layers(network: Network, *, packs: bool) -> None:
 
 @functools.cache
 def _prepare() -> None:
-    """Raise torch's limits on the number of graphs, and exclude attention from compilation, in this
-    process."""
+    """In this process, raise torch's limits on the number of graphs, and exclude attention from
+    compilation."""
     torch._dynamo.config.recompile_limit = GRAPHS
     torch._dynamo.config.accumulated_recompile_limit = GRAPHS * 4
     plain: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -103,8 +106,8 @@ def _first(network: Network, packs: bool) -> Iterator[Sequences]:
 
 
 def _call(network: Network, layout: Sequences, learning: list[nn.Parameter]) -> None:
-    """Compute a layout without gradient and, if ``learning`` has parameters, also with gradients, which are
-    then cleared."""
+    """Run a forward pass without gradients. If ``learning`` has parameters, also run a pass with gradients,
+    and clear the gradients."""
     with torch.no_grad():
         hidden_states(network, layout)
     if learning:
@@ -115,7 +118,7 @@ def _call(network: Network, layout: Sequences, learning: list[nn.Parameter]) -> 
 
 @contextlib.contextmanager
 def _compilable(network: Network) -> Iterator[None]:
-    """Return a context in which an error of torch's compilers or of g++ becomes a PlanError."""
+    """Return a context in which errors of torch's compilers and of g++ become PlanErrors."""
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import CppCompileError
 

@@ -1,9 +1,9 @@
-"""The decode loop: prompts are read once, then each step samples one token per row. Finished rows are
-removed.
+"""The decode loop: it reads the prompts once, then samples one token per row in each step, and removes
+finished rows.
 
-On a GPU, the host runs ahead of the device, and reading a result makes the host wait. Therefore the loop
-reads the sampled tokens only once per block, and then finds the place in the block where each row ended.
-Nothing else in the loop waits.
+On a GPU, the host runs ahead of the device, and must wait whenever it reads a result. The loop therefore
+reads the sampled tokens only once per block of steps, and then finds out where in the block each row has
+ended. Nothing else in the loop waits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _KNOWN = ContextVar("known", default=False)
 
 
 def known() -> AbstractContextManager[None]:
-    """Return a context in which the code may assume that each given padding mask hides at least one token."""
+    """Return a context in which every padding mask is known to hide at least one token. Checking this would
+    wait for a GPU."""
     return with_value(_KNOWN, True)
 
 
@@ -45,8 +46,8 @@ def _sdpa_mask(
     use_vmap: bool = False,
     **options: Any,
 ) -> Tensor | PackedMask | StepMask | None:
-    """Replace transformers' mask function. The replacement behaves differently only within ``known``, and for
-    packed or branched rows."""
+    """Replace the mask function of transformers. It differs only within ``known``, and for packed or branched
+    rows."""
     visible = options.get("mask_function", masking_utils.causal_mask_function)
     if (packed := mask_of_packed(options.get("local_size"), visible, use_vmap)) is not None:
         return packed
@@ -73,14 +74,14 @@ BLOCK = 16  # tokens of each row between two reads from a GPU
 
 
 def block_of(device: torch.device) -> int:
-    """Return the number of tokens per row between checks for finished rows: 1 on a CPU, where reading costs
-    nothing."""
+    """Return the number of steps between two checks for finished rows. On a CPU, this is 1, because reading a
+    result costs nothing."""
     return 1 if device.type == "cpu" else BLOCK
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The responses drawn so far; ``lengths`` and ``stopped`` are on the host."""
+    """The responses sampled so far. ``lengths`` and ``stopped`` are in host memory."""
 
     tokens: Tensor  # int64 [rows, max_tokens]; only the first ``lengths`` tokens of each row count
     logprobs: Tensor  # [rows, max_tokens]
@@ -91,7 +92,8 @@ class Drawn:
     def nothing(
         rows: int, max_tokens: int, logprobs: torch.dtype, device: torch.device | str = "cpu"
     ) -> Drawn:
-        """Return an empty ``Drawn`` with room for ``rows`` rows of up to ``max_tokens`` tokens."""
+        """Return empty responses with space for ``rows`` rows of up to ``max_tokens`` tokens. logprobs: the
+        dtype of the log-probs."""
         shape = (rows, max_tokens)
         return Drawn(
             torch.zeros(shape, dtype=torch.int64, device=device),
@@ -101,8 +103,8 @@ class Drawn:
         )
 
     def end(self, numbers: Tensor, columns: range, ends: Endings) -> Tensor:
-        """Mark the rows among ``numbers`` that end in the newest ``columns``; return their numbers. Only this
-        call reads from the device."""
+        """Mark the rows that end within the newest ``columns`` (steps), and return their numbers. numbers:
+        the rows to check. Only this call reads from the device."""
         going = numbers[~self.stopped[numbers]]
         if ends.lengths is not None:
             at = (ends.lengths[going] - 1 - columns.start).clamp(max=len(columns))
@@ -117,7 +119,7 @@ class Drawn:
 
 @dataclass
 class Rows:
-    """The unfinished rows."""
+    """The unfinished rows of the decode loop."""
 
     numbers: Tensor  # int64 [rows] on the host: the row numbers
     places: Tensor  # the same numbers on the device
@@ -130,8 +132,8 @@ class Rows:
     branches: Branches | None = None  # set if rows share the keys and values of their prompts
 
     def take(self, index: Tensor) -> Rows:
-        """Return the rows at ``index``, which is on the host. A row may be taken several times only before
-        ``go_on``."""
+        """Return the rows with these numbers; ``index`` is in host memory. Before ``go_on``, a row may be
+        taken several times."""
         on_device, padded = sent(index, self.places.device), self.padded[index]
         if self.branches is not None:
             self.branches.take(on_device)
@@ -150,9 +152,11 @@ class Rows:
         )
 
     def go_on(self, of: Tensor, branch: bool) -> Rows:
-        """Return rows that continue from these rows, which are prompts. ``of``: int64 [rows], ascending, on
-        the host: the number of each row's prompt. branch: True if the model can compute the rows with one
-        copy of each prompt (``can_branch``)."""
+        """Return rows that continue from these rows, which are prompts.
+
+        of: int64 [rows] in host memory, ascending, the number of each new row's prompt. branch: True if the
+        model can compute rows that share one copy of their prompt (``can_branch``).
+        """
         branches = (
             branched(self.cache, of, self.mask[:, : self.width] if self.mask is not None else None)
             if branch
@@ -183,14 +187,14 @@ def decode(
     block: int,
     branch: bool = False,
 ) -> Iterator[tuple[Drawn, Tensor]]:
-    """Sample one response for each entry of ``of`` [rows], the number of its prompt.
+    """Sample one response for each entry of ``of`` [rows], which has the number of the row's prompt.
 
-    Each time the loop finds that rows have ended, it yields the responses so far (always the same tensors)
-    and the numbers of the ended rows. These numbers and ``of`` are on the host.
+    Whenever the loop finds that rows have ended, it yields the responses so far (always the same tensors) and
+    the numbers of these rows. The numbers and ``of`` are in host memory.
 
-    uniform: float64 [rows, max_tokens] in [0, 1). block: tokens between two checks for ended rows. A finished
-    row is still computed, but not read, until its block ends and a fifth of the rows has finished. branch:
-    True if the rows of a prompt share its keys and values.
+    uniform: float64 [rows, max_tokens] in [0, 1), one random number per token. block: steps between two
+    checks for ended rows. branch: True if rows of the same prompt share its keys and values. An ended row is
+    computed, but not read, until its block ends and a fifth of the rows has ended.
     """
     rows = prefill(network, prompts, sampling.max_tokens).go_on(of, branch)
     rows.numbers, rows.places = torch.arange(len(of)), torch.arange(len(of), device=network.device)
@@ -219,8 +223,8 @@ def decode(
 
 
 def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
-    """Read prompts of any lengths, with ``room`` for later tokens. Prompts are padded on the left, so that
-    all prompts end at the same place."""
+    """Compute the prompts and return their rows, with space for ``room`` further tokens each. Prompts are
+    padded on the left, so that all end at the same place."""
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     width = int(lengths.max())
     inside = torch.arange(width) >= width - lengths[:, None]
@@ -238,16 +242,16 @@ def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
 
 
 def advance(network: Network, rows: Rows, token: Tensor, step: int) -> Tensor:
-    """Return the hidden states [rows, hidden] after ``token`` [rows], which is token number ``step`` of each
-    response."""
+    """Run one decode step. Returns the hidden states [rows, hidden] after ``token`` [rows], the token with
+    number ``step`` of each response."""
     mask = None if rows.mask is None else rows.mask[:, : rows.width + step + 1]
     with stepping(rows.branches):
         return _hidden(network, token[:, None], (rows.prompt + step)[:, None], rows.cache, mask)
 
 
 def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
-    """Return hidden states after the last of ``ids`` [rows, L]. mask: bool [rows, all tokens so far], with at
-    least one False; None without padding."""
+    """Return the hidden states after the last of the tokens ``ids`` [rows, L]. mask: bool [rows, all tokens
+    so far], with at least one False; None without padding."""
     attended = {} if mask is None else {"attention_mask": mask}
     with known(), without_cudnn(network.device):
         return network.hidden(ids, positions, past_key_values=cache, use_cache=True, **attended)[:, -1]
@@ -255,8 +259,8 @@ def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask
 
 @torch.inference_mode()
 def check_cache(network: Network) -> None:
-    """Check on a few tokens that a model's cache works for this generator. Raises PlanError if the cache does
-    not support rows of several lengths, removed rows, or rows that are taken twice."""
+    """Raise PlanError if the local generator cannot use the model's key-value cache. A test on a few tokens
+    checks rows of different lengths, removed rows, and rows that are taken twice."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     prompts, steps = ([torch.tensor(row) % vocabulary for row in rows] for rows in TRIAL)
     try:
@@ -276,8 +280,9 @@ def check_cache(network: Network) -> None:
 
 @torch.inference_mode()
 def can_branch(network: Network) -> bool:
-    """Return True if a model computes rows with a shared prompt as it computes single rows, by a test on a
-    few tokens. It does not if its layers use an attention other than torch's."""
+    """Return True if the model gives the same results for rows that share one copy of their prompt as for
+    single rows. This is tested on a few tokens. It is False if the model's layers use an attention other than
+    torch's."""
     if "position_ids" not in network.takes or network.device.type != "cpu":
         return False
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
@@ -297,5 +302,5 @@ def can_branch(network: Network) -> bool:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a host tensor on a device, without waiting for the device."""
+    """Copy a host tensor to a device without waiting for the device."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,8 +1,9 @@
-"""Save memory in the gradient of large embeddings that are tied to the language-model head.
+"""Save memory for the gradient of large embeddings that are tied to the language-model head.
 
-The head's gradient has all rows of the vocabulary. This module adds the gradient rows of the tokens that were
-read to the head's gradient in place. Autograd alone would make a second tensor of the same size, and with
-sparse embeddings a third, because it does not add sparse gradients in place."""
+The gradient of the head has all rows of the vocabulary. This module adds the gradient rows of the tokens that
+were read to this tensor, in place. Autograd alone would make a second tensor of the same size. With sparse
+embeddings it would make a third, because autograd does not add sparse gradients in place.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +18,13 @@ from rlflow.backends.local.sampling import LARGE
 
 
 def add_by_rows(network: Network) -> None:
-    """Add the gradient of tied embeddings of a large vocabulary by rows. Use this only on a CPU, because the
-    order of the sums may vary on other devices.
+    """Make the backward pass add the gradient of tied embeddings with a large vocabulary row by row. Use this
+    only on a CPU, because on other devices the order of the sums may vary.
 
-    While the embeddings are read, another leaf of the graph with the same memory replaces the parameter. The
-    gradient of this leaf has only the rows of the tokens read. In ``backward`` it is added to the parameter's
-    gradient. ``torch.autograd.grad`` for the parameter returns only the head's share."""
+    While the embeddings are read, a second autograd leaf with the same memory replaces the parameter. Its
+    gradient has only the rows of the tokens that were read. ``backward`` adds these rows to the parameter's
+    gradient. ``torch.autograd.grad`` for the parameter returns only the head's part of the gradient.
+    """
     embeddings, head = network.module.get_input_embeddings(), network.module.get_output_embeddings()
     tied = network.kind == "logprobs" and embeddings.weight is head.weight and embeddings.weight.requires_grad
     if tied and network.vocabulary >= LARGE and network.device.type == "cpu":
@@ -33,7 +35,7 @@ def add_by_rows(network: Network) -> None:
 
 
 def _replace(replaced: list[Tensor], embeddings: Any, _inputs: Any) -> None:
-    """Replace the parameter with a second leaf, bypassing Module.__setattr__, which accepts only
+    """Replace the parameter with a second leaf. Module.__setattr__ is bypassed, because it accepts only
     parameters."""
     weight = embeddings.weight
     if torch.is_grad_enabled() and weight.requires_grad:
@@ -49,8 +51,8 @@ def _restore(replaced: list[Tensor], embeddings: Any, _inputs: Any, _outputs: An
 
 
 def _add_rows(weight: Tensor, leaf: Tensor) -> None:
-    """Move the sparse gradient of ``leaf`` to ``weight``, in place if ``weight`` has a gradient: in a
-    backward pass, the head's comes first."""
+    """Move the sparse gradient of ``leaf`` to ``weight``. In a backward pass, the head's gradient comes
+    first, so the rows are added to it in place."""
     rows, leaf.grad = leaf.grad, None
     assert rows is not None
     if weight.grad is None:

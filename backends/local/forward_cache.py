@@ -1,4 +1,4 @@
-"""Keep a forward pass with its graph for the next update, which would otherwise compute it again."""
+"""Keep a forward pass and its autograd graph, so that the next update need not compute it again."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ READ = ("prompt_tokens", "tokens", "temperature")  # a forward pass depends on t
 
 
 class CachedForward:
-    """Keeps the forward pass of one micro-batch. Call ``drop`` after any change of the weights."""
+    """Keeps the forward pass of at most one micro-batch. Call ``drop`` after any change of the weights."""
 
     def __init__(self) -> None:
         self.drop()
 
     def keep(self, rows: Batch, flat: dict[str, Tensor]) -> None:
-        """Keep a forward. flat: the quantities of ``rows``, differentiable, in the trainer's layout."""
+        """Keep the forward pass of ``rows``. flat: its results, attached to the graph, in the trainer's flat
+        layout."""
         self._rows, self._flat = rows, flat
 
     def take(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor] | None:
-        """Return the quantities in ``want`` if they are kept for exactly these rows in this order, else None.
-        The forward is then no longer kept, because its graph serves only one backward pass."""
+        """Return the quantities in ``want`` if a pass over exactly these rows in this order is kept;
+        otherwise return None. In both cases, nothing is kept afterwards, because a graph serves only one
+        backward pass."""
         cached, flat = self._rows, self._flat
         self.drop()
         fits = (
@@ -31,7 +33,7 @@ class CachedForward:
         return {name: flat[name] for name in want} if fits else None
 
     def drop(self) -> None:
-        """Drop the forward and free its graph."""
+        """Drop the kept pass and free its graph."""
         self._rows: Batch | None = None
         self._flat: dict[str, Tensor] = {}
 

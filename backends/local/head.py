@@ -1,4 +1,4 @@
-"""Speed up the language-model head for few rows, as in a decode step."""
+"""Make the language-model head faster if there are few rows, as in a decode step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FEW = 10
 
 
 def read_few_rows(network: Network) -> None:
-    """Make a float32 head with a large vocabulary, on a CPU, multiply few rows as weight · hiddenᵀ. With MKL
-    this takes a sixth to three fifths of the time."""
+    """Make the network's head compute weight · hiddenᵀ if there are few rows. This applies to a float32 head
+    with a large vocabulary on a CPU. With MKL, it takes 0.17 to 0.6 of the time."""
     head = network.module.get_output_embeddings()
     plain = (
         type(head) is nn.Linear
@@ -34,8 +34,10 @@ def _read(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 def turned(weight: Tensor, hidden: Tensor) -> Tensor:
-    """Return hidden [rows, hidden size] · weightᵀ [hidden size, vocabulary]. It is computed as the transpose
-    of weight · hiddenᵀ and copied to contiguous rows. A single row is doubled, because MKL's product with a
-    vector is slower than with two columns."""
+    """Return hidden [rows, hidden size] · weightᵀ [hidden size, vocabulary] as contiguous rows.
+
+    It is computed as the transpose of weight · hiddenᵀ. A single row is doubled, because MKL multiplies with
+    two columns faster than with one vector.
+    """
     several = hidden.repeat(2, 1) if len(hidden) == 1 else hidden
     return (weight @ several.T)[:, : len(hidden)].T.contiguous()

@@ -1,11 +1,12 @@
 """Return freed memory of this process to the system if it accumulates.
 
-A step's activations are freed at its end, and the next step allocates others of other sizes. Small objects
-that stay between them fragment the memory. The C library can then reuse ever fewer of its free pieces, and a
-process that returns nothing grows with each step. Returning all memory after each step would take 10 to 20 %
-of the time, because the kernel clears each page that is requested again. Therefore memory is returned at most
-once per iteration, before a pass whose graph is kept for an update, and otherwise only if the process has
-grown.
+Each step frees its activations at its end, and the next step allocates activations of other sizes. Small
+objects that remain between them fragment the memory, so the C library can reuse less and less of it. A
+process that never returns memory therefore grows with each step. Returning all memory after each step would
+take 10 to 20 % of the time, because the kernel clears every page that is requested again.
+
+Memory is therefore returned at most once per iteration, before a pass whose graph is kept for an update.
+Otherwise it is returned only if the process has grown.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ GROWTH = 1.1  # relative to the process size after a step that began with all fr
 
 
 def resident() -> int:
-    """Return the bytes of memory of this process; 0 if the system does not report them."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -28,15 +29,17 @@ def resident() -> int:
 
 
 def give_back() -> None:
-    """Return complete pages of freed memory to the system, if the C library is glibc."""
+    """Return free pages of this process to the system. Does nothing if the C library is not glibc."""
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class Heap:
-    """Returns freed memory to the system, on request and if the process has grown by a tenth.
+    """Returns freed memory to the system, on request or if the process has grown by a tenth.
 
-    measure: returns the bytes of the process. release: returns freed memory to the system."""
+    measure: a function that returns the size of the process in bytes. release: a function that returns freed
+    memory.
+    """
 
     def __init__(
         self, measure: Callable[[], int] = resident, release: Callable[[], None] = give_back
@@ -46,12 +49,12 @@ class Heap:
         self._given_back = True
 
     def give_back(self) -> None:
-        """Return freed memory now."""
+        """Return freed memory to the system now."""
         self._release()
         self._given_back = True
 
     def step_ended(self) -> None:
-        """Measure the process after an optimizer step, and return memory if it has grown."""
+        """Measure the process after an optimizer step, and return freed memory if the process has grown."""
         size = self._measure()
         if self._given_back:
             self._usual = max(self._usual, size)
