@@ -78,7 +78,7 @@ class Branches:
 
     def spread(self, rows: Tensor) -> Tensor:
         """Return [prompts, most, …]: the values ``rows`` [rows, …], with each row at its place. Places
-        without a row have arbitrary values."""
+        without a row are 0."""
         if not self.even:
             rows = rows.new_zeros(int(self.of[-1] + 1) * self.most, *rows.shape[1:]).index_copy_(
                 0, self.places, rows

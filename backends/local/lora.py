@@ -1,5 +1,5 @@
-"""Low-rank adapters (LoRA, Hu et al. 2022) through peft: the model's weights are frozen, and two thin
-matrices per linear layer learn."""
+"""Low-rank adapters (LoRA, Hu et al. 2022) with peft: the weights of the model are frozen, and each adapted
+linear layer gets two thin matrices that are trained."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Whole = Callable[[Tensor], Tensor]  # gathers a complete tensor if this process 
 
 
 def peft_package() -> Any:
-    """Return peft. Raises PlanError if it is not installed."""
+    """Return the package peft. Raises PlanError if it is not installed."""
     return require("peft", extra="lora")
 
 
 def add_adapters(module: Any, settings: TrainerSettings) -> None:
-    """Add an adapter to each linear layer of the backbone that ``settings`` names, in place. Nothing else in
-    the backbone learns.
+    """Add an adapter to each linear layer of the backbone that ``settings.lora_targets`` selects, in place.
+    All other weights of the backbone stay frozen.
 
-    The layer's output becomes W x + alpha / rank · B(A x). Both matrices are float32 or better. Raises
-    PlanError if ``settings`` name no layer.
+    The output of an adapted layer is W x + alpha / rank · B(A x). A and B are float32 or better. Raises
+    PlanError if ``settings`` select no layer.
     """
     chosen = {
         name: layer
@@ -63,8 +63,8 @@ def add_adapters(module: Any, settings: TrainerSettings) -> None:
 
 
 def beginnings(module: Any, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (adapter weight, its initial value). A is drawn from ``seed`` and B is zero, so adapters do not
-    change the model at first."""
+    """Yield (adapter weight, its initial value). A is drawn from ``seed`` and B is zero, so new adapters do
+    not change the model."""
     rng = torch.Generator().manual_seed(seed)
     for layer in adapted(module).values():
         a, b = layer.lora_A[ADAPTER].weight.detach(), layer.lora_B[ADAPTER].weight.detach()
@@ -76,7 +76,8 @@ def beginnings(module: Any, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _linear(module: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the linear layers of the backbone, without the language-model head and the score head."""
+    """Yield (name, layer) for the linear layers of the backbone. Language-model head and score head are not
+    included."""
     inside = set(module.base_model.modules())
     return (
         (name, layer)
@@ -86,7 +87,7 @@ def _linear(module: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def adapted(module: Any) -> dict[str, Any]:
-    """Return the layers with an adapter, by name."""
+    """Return name → layer for the layers that have an adapter."""
     return {
         name: layer
         for name, layer in module.named_modules()
@@ -100,8 +101,8 @@ def is_adapter(name: str) -> bool:
 
 
 def plain(name: str) -> str:
-    """Return the name that a weight has in the model without adapters; for an adapter, the name that peft
-    writes."""
+    """Return the name that this weight has in the model without adapters. For an adapter, return the name
+    that peft writes to files."""
     return (
         name.replace(".base_layer.", ".").replace(f".{ADAPTER}.", ".")
         if ".base_layer." in name or is_adapter(name)
@@ -111,24 +112,25 @@ def plain(name: str) -> str:
 
 @torch.no_grad()
 def merged(layer: Any, weight: Tensor, whole: Whole, precise: bool = False) -> Tensor:
-    """Return a new tensor: the layer's complete ``weight`` plus its adapter, in the weight's dtype. precise:
-    in the adapter's dtype, float32 or better."""
+    """Return the sum of the layer's complete ``weight`` and its adapter, as a new tensor in the weight's
+    dtype. With ``precise``, the tensor has the adapter's dtype, float32 or better. whole: a function that
+    gathers a complete tensor."""
     delta = _delta(layer, whole)
     summed = weight.to(delta.dtype) + delta
     return summed if precise else summed.to(weight.dtype)
 
 
 def _delta(layer: Any, whole: Whole) -> Tensor:
-    """Return the matrix that an adapter adds to its layer's weight."""
+    """Return the matrix that the adapter of a layer adds to its weight."""
     a, b = whole(layer.lora_A[ADAPTER].weight), whole(layer.lora_B[ADAPTER].weight)
     return ((b @ a).mT if layer.fan_in_fan_out else b @ a) * layer.scaling[ADAPTER]
 
 
 @torch.no_grad()
 def rounding(layers: Iterable[tuple[Any, Tensor]], whole: Whole) -> float:
-    """Return |merged - weight - delta| / |delta| over all layers. This is the share of the adapters' learning
-    that is lost to rounding when they are merged; 0 if they have learned nothing. layers: (layer, its
-    complete weight)."""
+    """Return the share of the adapters' learning that rounding removes when they are merged: |merged - weight
+    - delta| / |delta| over all layers. It is 0 if the adapters have learned nothing. layers: (layer, its
+    complete weight) pairs."""
     lost = learned = 0.0
     for layer, weight in layers:
         delta = _delta(layer, whole)
@@ -142,8 +144,9 @@ def rounding(layers: Iterable[tuple[Any, Tensor]], whole: Whole) -> float:
 def save_adapter(
     module: Any, settings: TrainerSettings, weights: Mapping[str, Tensor], base: Path | None, folder: Path
 ) -> None:
-    """Write adapters as PEFT does, for a model that is loaded from ``base``. weights: complete, by the names
-    of ``plain``, including the weights of a score head that learns."""
+    """Write adapters into ``folder`` as PEFT does. base: the folder of the model that the adapters belong to.
+    weights: name (as ``plain`` returns it) → complete tensor, including the weights of a score head that is
+    trained."""
     names, scores = list(adapted(module)), [name for name in weights if not is_adapter(name)]
     config = peft_package().LoraConfig(
         r=settings.lora,
@@ -165,8 +168,8 @@ def save_adapter(
 
 
 def _targets(module: Any, names: list[str]) -> list[str]:
-    """Return the last parts of the adapted layers' names if no other linear layer has them, else full
-    names."""
+    """Return the names of the adapted layers for PEFT's config. If no other linear layer has the same last
+    name parts, these parts are enough; otherwise, return full names."""
     last = {name.rpartition(".")[2] for name in names}
     others = {
         name.rpartition(".")[2]
@@ -185,13 +188,14 @@ def _transposed(module: Any) -> bool:
 
 @torch.no_grad()
 def clear(module: Any) -> None:
-    """Reset adapters so that they change nothing: B is zero."""
+    """Set B of all adapters to zero, so that they no longer change the model."""
     for layer in adapted(module).values():
         layer.lora_B[ADAPTER].weight.zero_()
 
 
 def digest(module: Any, whole: Whole) -> Tensor:
-    """Return uint8 [32]: the sha256 of all frozen weights. It identifies the adapters' base."""
+    """Return the sha256 of all frozen weights, uint8 [32]. It identifies the weights that adapters belong to.
+    whole: a function that gathers a complete tensor."""
     total = hashlib.sha256()
     learning = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     for name, tensor in module.state_dict().items():

@@ -1,5 +1,5 @@
-"""A Hugging Face causal model in two parts: the backbone computes hidden states, the head reads selected
-positions."""
+"""A Hugging Face causal model in two parts: a backbone that computes hidden states, and a head that is
+applied to selected positions."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ class Network:
     """A model with its head.
 
     module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number,
-    for values and scores; None for log-probs. amp: the dtype of autocast; None without. adapted: the layers
-    with a LoRA adapter, by name. takes: the backbone's arguments. read: the language-model head. vocabulary:
-    its number of logits. transform: what the model does to logits after its head, found by a trial. asleep:
-    whether its weights are offloaded. reach: the longest row, in tokens, that its rotary frequencies serve;
-    None: no limit."""
+    for values and scores; None for log-probs. amp: the dtype of autocast; None for no autocast. adapted: name
+    → layer with a LoRA adapter. takes: the names of the backbone's arguments. read: the language-model head.
+    vocabulary: the number of its logits. transform: the function that the model applies to logits after its
+    head, found by a trial. asleep: True if the weights are offloaded. reach: the length in tokens of the
+    longest row for which its rotary frequencies are right; None if there is no limit.
+    """
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None) -> None:
         self.module, self.kind, self.head = module, kind, head
@@ -62,20 +63,23 @@ class Network:
         self.reach: int | None = None
 
     def try_out(self) -> None:
-        """Check that the model is causal, and find the transform that it applies to its logits. Call this
-        with the weights loaded and without autocast, because the check needs exact numbers. Raises PlanError
-        if the model is not supported."""
+        """Check that the model is causal, and find the function that it applies to its logits. Raises
+        PlanError if the model is not supported.
+
+        Call this after the weights are loaded and before autocast is set, because the check needs exact
+        numbers.
+        """
         _check_causal(self)
         if self.kind == "logprobs":
             self.transform = _logit_transform(self)
 
     def hold_rotary(self, longest: int) -> None:
-        """Fix the rotary frequencies for rows of at most this many tokens; see ``rotary.hold``. Call this
+        """Fix the rotary frequencies for rows of at most ``longest`` tokens (``rotary.hold``). Call this
         before any computation."""
         self.reach = rotary.hold(self.module, longest)
 
     def check_row(self, tokens: int) -> None:
-        """Raise PlanError if a row of this many tokens needs other rotary frequencies than the fixed ones."""
+        """Raise PlanError if a row of this many tokens needs rotary frequencies other than the fixed ones."""
         if self.reach is not None and tokens > self.reach:
             raise PlanError.of(
                 "longest-row",
@@ -92,7 +96,8 @@ class Network:
         return self.module.device
 
     def hidden(self, ids: Tensor, positions: Tensor, **options: Any) -> Tensor:
-        """Return [rows, L, hidden] for ids [rows, L] at ``positions`` [rows or 1, L]."""
+        """Return the hidden states [rows, L, hidden] of the tokens ``ids`` [rows, L]. positions: [rows or 1,
+        L]."""
         self.check_awake()
         if "position_ids" in self.takes:
             options["position_ids"] = positions
@@ -101,8 +106,8 @@ class Network:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., vocabulary], including the model's own scaling or soft capping. With
-        either, they are float32 (float64 for a float64 model); without, they are the head's output, which may
-        be bfloat16."""
+        scaling or soft capping, logits are float32 (float64 for a float64 model). Otherwise they are the
+        head's output, which may be bfloat16."""
         with self.precision():
             logits = self.read(hidden)
         if self.transform is as_it_is:
@@ -110,18 +115,22 @@ class Network:
         return self.transform(logits.float() if logits.dtype in LOW else logits)
 
     def numbers(self, hidden: Tensor) -> Tensor:
-        """Return [...] from the linear head, in its own dtype: values and scores are never rounded to
-        bfloat16."""
+        """Return the values or scores [...] that the linear head computes. They have the dtype of the head
+        and are never rounded to bfloat16."""
         return self.head(hidden.to(self.head.weight.dtype))[..., 0]
 
     def precision(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of arithmetic: autocast to ``amp`` if it is set."""
+        """Return the context in which the model computes: autocast to ``amp``, or no autocast if ``amp`` is
+        None."""
         return torch.autocast(self.device.type, self.amp) if self.amp else contextlib.nullcontext()
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return Hugging Face name → parameter for all trained parameters, including the value head; tied
-        parameters appear once. A critic's language-model head does not learn. With adapters, the adapters
-        learn and the backbone does not."""
+        """Return Hugging Face name → parameter for all trained parameters, including the value head. A tied
+        parameter appears once.
+
+        The language-model head of a critic is not trained. With adapters, the adapters are trained and the
+        backbone is not.
+        """
         named = {lora.plain(name): p for name, p in self.module.named_parameters() if p.requires_grad}
         if self.kind == "values":
             unused = self.module.get_output_embeddings().weight
@@ -131,8 +140,9 @@ class Network:
         return named
 
     def tensors(self, precise: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, tensor) of the model's weights and buffers, tied ones once. Adapters are
-        merged into new tensors; with ``precise``, in the adapters' dtype instead of the weights'."""
+        """Yield (Hugging Face name, tensor) for each weight and buffer of the model. A tied weight comes
+        once. Adapters are merged into new tensors, which have the weights' dtype, or, with ``precise``, the
+        adapters' dtype."""
         for (name, *_), tensor in self.own():
             layer = self.adapted.get(name.removesuffix(".weight"))
             yield (
@@ -143,24 +153,25 @@ class Network:
             )
 
     def merging(self) -> Iterator[tuple[Any, Tensor]]:
-        """Yield each layer with an adapter, with its complete weight."""
+        """Yield (layer, its complete weight) for each layer that has an adapter."""
         for (name, *_), tensor in self.own():
             if (layer := self.adapted.get(name.removesuffix(".weight"))) is not None:
                 yield layer, self.whole(tensor)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """Return a complete tensor of this network or its optimizer; other processes may hold parts of it."""
+        """Return the complete tensor. In a subclass, other processes may hold parts of a tensor of the
+        network or its optimizer."""
         return tensor
 
     def put(self, target: Tensor, value: Tensor) -> None:
-        """Set a tensor of this network or its optimizer, in place, to the complete ``value``. Nothing happens
-        if both share their memory."""
+        """Write the complete ``value`` into a tensor of the network or its optimizer, in place. If both share
+        their memory, nothing is done."""
         if target.data_ptr() != value.data_ptr():
             target.copy_(value)
 
     def own(self) -> Iterator[tuple[list[str], Tensor]]:
-        """Yield (names, tensor) of each weight in memory, without adapters, with all names of a tied
-        weight."""
+        """Yield (all names, tensor) for each weight and buffer, without adapters. A tied weight has several
+        names and comes once."""
         self.check_awake()
         groups: dict[Any, tuple[list[str], Tensor]] = {}
         for name, tensor in self.module.state_dict(keep_vars=True).items():
@@ -171,12 +182,12 @@ class Network:
         return iter(groups.values())
 
     def identity(self, tensor: Tensor) -> Any:
-        """Return a key that tied weights share; None for a tensor without content."""
+        """Return a key that is the same for all names of a tied weight; None for an empty tensor."""
         return (tensor.data_ptr(), tensor.shape) if tensor.numel() else None
 
     def share(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Compute from now on with ``tensors``, by name, instead of this network's own weights. Tensors with
-        a different dtype or device are ignored."""
+        """From now on, compute with ``tensors`` instead of this network's own weights of the same names. A
+        tensor with a different dtype or device is ignored."""
         shared, own = dict(tensors), self.module.state_dict(keep_vars=True)
         for names, _ in self.own():
             tensor = next((shared[name] for name in names if name in shared), None)
@@ -188,8 +199,8 @@ class Network:
                     own[name].data = tensor.detach()
 
     def copy(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Copy the weights of ``tensors`` by name, in place, and reset adapters. Raises ValueError if a name
-        is unknown or missing."""
+        """Copy ``tensors`` into the weights with the same names, and reset adapters. Raises ValueError if a
+        name is unknown, a shape differs, or a weight is missing."""
         groups = list(self.own())
         own = {name: tensor for names, tensor in groups for name in names}
         missing, first = (
@@ -215,13 +226,13 @@ class Network:
             lora.clear(self.module)
 
     def check_awake(self) -> None:
-        """Raise ValueError if the weights are offloaded. Computing with an empty storage would crash the
-        process."""
+        """Raise ValueError if the weights are offloaded, because computing with empty storages would crash
+        the process."""
         if self.asleep:
             raise ValueError("found weights that are asleep, expected wake() before they are used")
 
     def held(self) -> Iterator[Tensor]:
-        """Yield all tensors of the model and its head that are in this process's memory."""
+        """Yield the tensors of model and head that are in this process's memory."""
         for module in (self.module, self.head):
             yield from (*module.parameters(), *module.buffers()) if module is not None else ()
 
@@ -257,17 +268,17 @@ class Network:
 
 
 def _silent(*_: Any) -> None:
-    """Replace transformers' warning about padding. The warning does not apply here: masks are passed wherever
-    they are needed."""
+    """Replace transformers' warning about padding. The warning is not needed, because masks are passed
+    wherever padding could be read."""
 
 
 def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:
-    """Return the model in ``spec.folder`` with the head that ``spec`` requests. Runs no code from the folder
-    and downloads nothing.
+    """Load the model in ``spec.folder`` with the head that ``spec`` requests, and return its network. No code
+    from the folder is run, and nothing is downloaded.
 
-    Frozen models have ``spec.dtype``. A trained bfloat16 model keeps float32 weights and computes in
-    bfloat16. A trained model gets the adapters that ``settings`` request; its other weights are then frozen.
-    Raises PlanError if the folder does not contain such a model.
+    A frozen model has the dtype ``spec.dtype``. A trained bfloat16 model keeps float32 weights and computes
+    in bfloat16. If ``settings`` request adapters, a trained model gets them, and its other weights are
+    frozen. Raises PlanError if the folder does not contain such a model.
     """
     module, head = parts(spec, settings, load_whole)
     network = Network(module, spec.head, head)
@@ -281,13 +292,13 @@ def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Ne
 
 
 def computes_low(spec: ModelSpec) -> bool:
-    """Return True if the model keeps float32 weights and rounds them to bfloat16 to compute."""
+    """Return True if the model keeps float32 weights but computes in bfloat16."""
     return spec.dtype == "bfloat16" and spec.trained
 
 
 def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tuple[Any, nn.Linear | None]:
-    """Return the model that ``load`` returns, with uninitialised adapters added, and its head (None for
-    log-probs). See ``load_network``."""
+    """Return (model, head). ``load`` loads the model. The head is None for log-probs. Adapters are added but
+    not initialised. See ``load_network``."""
     adapters = settings if settings is not None and settings.lora and spec.trained else None
     if adapters:
         lora.peft_package()  # raise before reading the weights if it is missing
@@ -322,7 +333,8 @@ def _head(module: Any, spec: ModelSpec) -> nn.Linear | None:
 
 
 def value_head(module: Any, folder: Path) -> nn.Linear:
-    """Return a linear map from hidden states to one value: as saved in ``folder``, else zero."""
+    """Return a linear map from hidden states to one value. Its weights come from ``folder`` if they were
+    saved there; otherwise they are zero."""
     weight = module.get_output_embeddings().weight
     head = nn.Linear(weight.shape[1], 1, dtype=torch.promote_types(weight.dtype, torch.float32))
     nn.init.zeros_(head.weight)
@@ -333,8 +345,8 @@ def value_head(module: Any, folder: Path) -> nn.Linear:
 
 
 def checkpoint_layers(module: Any) -> None:
-    """Recompute each layer in the backward pass. Only the layers' own ``training`` is set, so dropout stays
-    off."""
+    """Make each layer recompute its activations in the backward pass (gradient checkpointing). Only the flag
+    ``training`` of the layers is set, so dropout stays off."""
     # where the newer name exists, the older one warns
     newer = getattr(module, "activation_checkpointing_enable", None)
     (newer or module.gradient_checkpointing_enable)({"use_reentrant": False, "preserve_rng_state": False})
@@ -359,8 +371,8 @@ def _config(spec: ModelSpec) -> Any:
 
 @contextlib.contextmanager
 def readable(spec: ModelSpec) -> Iterator[None]:
-    """A context in which errors of transformers and safetensors about an unreadable folder become a
-    PlanError."""
+    """Return a context in which errors of transformers and safetensors about an unreadable folder become
+    PlanErrors."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
@@ -381,8 +393,8 @@ def _first_sentence(error: Exception) -> str:
 def load_whole(
     kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any
 ) -> Any:
-    """Return a model of the Auto class ``kind``. Raises PlanError if the folder lacks a weight, except the
-    ``allowed`` ones."""
+    """Load a model of the Auto class ``kind`` completely. Raises PlanError if the folder lacks a weight that
+    is not in ``allowed``, or if a weight has a wrong shape or is not finite."""
     assert spec.folder is not None
     with quiet():  # missing weights raise an error below
         module, info = pretrained.read_model(
@@ -411,7 +423,8 @@ def load_whole(
 
 
 def _check_finite(module: Any, spec: ModelSpec) -> None:
-    """Raise PlanError for weights with NaN or infinities: every number of a run would be NaN."""
+    """Raise PlanError if weights have NaN or infinities, because every number of the run would then be
+    NaN."""
     bad = [
         name
         for name, weight in module.named_parameters()
@@ -428,8 +441,8 @@ def _check_finite(module: Any, spec: ModelSpec) -> None:
 
 
 def _aligned(module: Any) -> Any:
-    """Copy weights to torch's own alignment. Rounding of products may depend on it, and files have no
-    alignment."""
+    """Copy weights that do not have torch's memory alignment. Weights from files may lack it, and the
+    rounding of products can depend on alignment."""
     for tensor in module.parameters():
         if tensor.data_ptr() % ALIGNED:
             tensor.data = tensor.data.clone()
@@ -438,7 +451,7 @@ def _aligned(module: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the reports and progress bars of transformers."""
+    """Return a context in which transformers shows no reports and no progress bars."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -452,8 +465,8 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
-    """A context for saving a model with its generation config exactly as it was loaded. transformers refuses
-    to save some generation configs, for example one with top_k but without do_sample."""
+    """Return a context for saving a model with its generation config exactly as it was loaded. Without it,
+    transformers refuses to save some generation configs, such as one with top_k but without do_sample."""
     generation = getattr(module, "generation_config", None)
     if generation is None:
         yield
@@ -469,8 +482,9 @@ def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unwrapped() -> Iterator[None]:
-    """Disable `save_pretrained`'s search for wrappers, which models here do not have. If accelerate and
-    DeepSpeed are installed, the search imports both, which takes seconds and prints a line."""
+    """Return a context in which `save_pretrained` does not search for wrappers, which rlflow's models do not
+    have. If accelerate and DeepSpeed are installed, the search imports both, which takes seconds and prints a
+    line."""
     search = modeling_utils.unwrap_model
     modeling_utils.unwrap_model = lambda model, recursive=False: model
     try:
@@ -492,7 +506,8 @@ def _language_model(spec: ModelSpec, dtype: torch.dtype, load: Load) -> Any:
 
 
 def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any:
-    """Return a sequence classifier with one label; a language model that is trained gets a zero head."""
+    """Return a sequence classifier with one label. If a language model without a score head is to be trained,
+    its new head is zero."""
     has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     if not has_head and not spec.trained:
         raise PlanError.of(
@@ -529,7 +544,8 @@ def as_it_is(logits: Tensor) -> Tensor:
 
 
 def _candidates(config: Any) -> Iterator[Transform]:
-    """Yield the transforms of logits that a config names: soft capping (Gemma), scaling (Cohere, Granite)."""
+    """Yield the functions that a model may apply to its logits, according to its config: soft capping
+    (Gemma), scaling (Cohere, Granite), or none."""
     cap, scale, divisor = (
         getattr(config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
     )
@@ -545,8 +561,8 @@ def _candidates(config: Any) -> Iterator[Transform]:
 
 @torch.no_grad()
 def _check_causal(network: Network) -> None:
-    """Raise PlanError if changing the last token changes the hidden states before it. In such a model, tokens
-    after a row's end would change its numbers."""
+    """Raise PlanError if a change of the last token changes the hidden states before it. In such a model, the
+    tokens after the end of a row would change its numbers."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     ids, places = (
         torch.arange(4, device=network.device)[None] % vocabulary,
@@ -568,9 +584,11 @@ def _check_causal(network: Network) -> None:
 
 @torch.no_grad()
 def _logit_transform(network: Network) -> Transform:
-    """Find the transform that the model applies to its head's logits, such as a scale or a soft cap. Known
-    transforms are tried on a few tokens until one reproduces the model's own logits. For the trial, the
-    head's output is spread over [-30, 30], so that a soft cap has an effect on small weights too."""
+    """Return the function that the model applies to its head's logits, such as a scale or a soft cap.
+
+    Known functions are tried on a few tokens until one reproduces the model's own logits. In this trial, the
+    head's output is spread over [-30, 30], because a soft cap hardly changes small logits.
+    """
     module = network.module
     ids = torch.arange(4, device=network.device)[None] % module.get_output_embeddings().weight.shape[0]
     spread = module.get_output_embeddings().register_forward_hook(

@@ -1,9 +1,9 @@
-"""Move tensors out of memory and back, in place. Their storages are emptied and filled again, so views, tied
-weights and optimizers keep their tensors.
+"""Move tensors out of memory and back, in place. Their storages are emptied and later filled again, so views,
+tied weights and optimizers keep their tensors.
 
-From a GPU, tensors move to host memory. From host memory, they move to an unnamed file, which disappears with
-the process, even after a crash. The file is in the folder of TMPDIR, else in /var/tmp, which is on a disk
-even if /tmp is in memory.
+Tensors on a GPU move to host memory. Tensors in host memory move to an unnamed file, which disappears with
+the process, even after a crash. The file is in the folder that TMPDIR names, otherwise in /var/tmp, which is
+on a disk even if /tmp is in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from rlflow.backends.local.heap import give_back
 
 @dataclass
 class Stored:
-    """The bytes of some storages while they are offloaded, and their sizes."""
+    """The storages of an offloaded part and their sizes, and the file or host tensors that have their
+    bytes."""
 
     storages: list[tuple[UntypedStorage, int]]
     file: IO[bytes] | None
@@ -33,7 +34,7 @@ class Stored:
 
 
 class OffloadedParts:
-    """The offloaded parts of one owner, by name."""
+    """The offloaded parts of one trainer or generator, by name."""
 
     def __init__(self) -> None:
         self._stored: dict[str, Stored] = {}
@@ -42,9 +43,9 @@ class OffloadedParts:
         return part in self._stored
 
     def put(self, part: str, tensors: Iterable[Tensor]) -> int:
-        """Offload these tensors under the name ``part``: empty their storages, and return the bytes freed.
-        All views lose their content until ``back``. Raises OSError, without freeing anything, if there is no
-        space for them."""
+        """Offload ``tensors`` under the name ``part``: empty their storages, and return the number of bytes
+        freed. All views of these tensors lose their content until ``back``. If there is not enough space,
+        raises OSError without freeing anything."""
         if part in self._stored:
             return 0
         storages = list(_storages(tensors))
@@ -64,8 +65,8 @@ class OffloadedParts:
         return sum(size for _, size in stored.storages)
 
     def back(self, part: str) -> int:
-        """Fill the storages of ``part`` again, bit for bit; return the bytes used. Nothing happens if the
-        part is in memory."""
+        """Fill the storages of ``part`` again, bit for bit, and return the number of bytes used. If the part
+        is in memory, does nothing and returns 0."""
         stored = self._stored.pop(part, None)
         if stored is None:
             return 0
@@ -80,7 +81,8 @@ class OffloadedParts:
 
 
 def _written(storages: Iterable[UntypedStorage]) -> IO[bytes]:
-    """Return an unnamed file with these bytes."""
+    """Write the storages to an unnamed file and return the file. Raises OSError if there is not enough
+    space."""
     folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
     file = tempfile.TemporaryFile(prefix="rlflow-", dir=folder)  # noqa: SIM115 - it must outlive this call
     try:
@@ -104,8 +106,8 @@ def _read(file: IO[bytes], storages: Iterable[UntypedStorage]) -> None:
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
-    """Yield each non-empty storage once. Memory that torch cannot free, such as a mapped file, is first
-    copied into torch's own."""
+    """Yield each distinct non-empty storage of the tensors. Memory that torch cannot free, such as a mapped
+    file, is first copied to memory that torch has allocated."""
     by_storage: dict[int, list[Tensor]] = {}
     for tensor in tensors:
         by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
@@ -125,6 +127,6 @@ def _bytes(storage: UntypedStorage) -> Tensor:
 
 
 def _memory(storage: UntypedStorage) -> memoryview:
-    """Return the bytes of a host storage, without NumPy: torch does not resize memory that it shared with
-    NumPy."""
+    """Return the bytes of a host storage. NumPy is not used, because torch does not resize memory that it has
+    shared with NumPy."""
     return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")

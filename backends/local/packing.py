@@ -1,7 +1,8 @@
-"""Lay out rows without padding: all tokens in one sequence, and the common prefix of prompts once.
+"""Lay out rows without padding: all tokens are in one sequence, and the common prefix of prompts is there
+only once.
 
-Every layer except attention works token by token, so it computes exactly these tokens. Attention works by
-``Block`` (attention.py).
+All layers except attention compute each token separately, so they compute exactly these tokens. Attention is
+computed for each ``Block`` (attention.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from rlflow.training.prefixes import Family, families
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive rows of one length: ``count`` rows of ``length`` tokens each, the first at ``start``."""
+    """Adjacent rows of equal length in the packed sequence: ``count`` rows of ``length`` tokens each. The
+    first row begins at ``start``."""
 
     start: int
     count: int
@@ -27,14 +29,14 @@ class Run:
 
     @property
     def end(self) -> int:
-        """The place after the last token."""
+        """The place after the last token of the run."""
         return self.start + self.count * self.length
 
 
 @dataclass(frozen=True)
 class Block:
-    """The tokens of a family: ``shared`` common tokens from ``start`` on (possibly none), then the rest of
-    each row."""
+    """The tokens of one family in the packed sequence: first the ``shared`` common tokens (possibly none)
+    from ``start`` on, then the other tokens of each row."""
 
     start: int
     shared: int
@@ -42,25 +44,27 @@ class Block:
 
     @property
     def rows(self) -> slice:
-        """The places of the tokens after the common ones."""
+        """The places of all tokens of the block after the common ones."""
         return slice(self.start + self.shared, self.runs[-1].end)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row, including the common ones."""
+        """The number of tokens of the longest row, including the common ones."""
         return self.shared + self.runs[0].length
 
 
 @dataclass(frozen=True)
 class PackedRows(Sequences):
-    """``Sequences`` in one row: ids int64 [1, tokens]; ``before`` and ``last`` are places in it."""
+    """``Sequences`` with all rows in one sequence: ``ids`` is int64 [1, tokens], and ``before`` and ``last``
+    are places in it."""
 
     positions: Tensor  # int64 [1, tokens]: the place of each token in its own row
     blocks: tuple[Block, ...]
 
 
 def packed(rows: Batch, device: torch.device) -> PackedRows:
-    """Lay out ``prompt_tokens`` and ``tokens``. Raises ValueError for an empty prompt."""
+    """Lay out the columns ``prompt_tokens`` and ``tokens`` of the rows without padding. Raises ValueError if
+    a prompt is empty."""
     prompt, response = rows.data["prompt_tokens"], rows.data["tokens"]
     start, lengths = prompt.lengths, response.lengths
     check_prompts(start)
@@ -92,8 +96,8 @@ def packed(rows: Batch, device: torch.device) -> PackedRows:
 
 
 def _block(family: Family, whole: list[int], start: int) -> tuple[Block, list[int]]:
-    """Return the block of a family that begins at ``start``, and its rows in the order of the block, longest
-    first."""
+    """Return (block, rows in the order of the block) for a family. The block begins at ``start``, and its
+    longest rows come first. whole: the number of tokens of each row."""
     order = sorted(family.rows, key=lambda row: -whole[row])
     return Block(
         start,

@@ -1,4 +1,5 @@
-"""Compute hidden states of rows in either layout, and check whether a model supports the packed layout."""
+"""Compute the hidden states of rows in the padded or the packed layout, and test whether a model supports the
+packed layout."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ COMMON = {"prompt_tokens": [[2, 4, 5, 6, 7, 8], [2, 4, 5, 6, 7, 2], [9, 3]]}
 
 
 def hidden_states(network: Network, layout: Sequences) -> Tensor:
-    """Return [places, hidden]. ``before`` and ``last`` of the layout are places in it."""
+    """Return the hidden states of all places of the layout, [places, hidden]. ``layout.before`` and
+    ``layout.last`` index this tensor."""
     if isinstance(layout, PackedRows):
         # without a mask, transformers would search for rows that begin at position 0
         with over(layout.blocks):
@@ -38,8 +40,9 @@ def hidden_states(network: Network, layout: Sequences) -> Tensor:
 
 @torch.no_grad()
 def can_pack(network: Network) -> bool:
-    """Return True if a model computes packed rows as it computes single rows, by a test on a few tokens. It
-    does not if its layers carry state from token to token, or use an attention other than torch's."""
+    """Return True if the model gives the same results for packed rows as for single rows. This is tested on a
+    few tokens. It is False if the model's layers carry state from token to token, or use an attention other
+    than torch's."""
     if "position_ids" not in network.takes:
         return False
     try:
@@ -60,7 +63,7 @@ def _tried(
     layout: Callable[[Batch, torch.device], Sequences],
     columns: Mapping[str, list[list[int]]],
 ) -> list[Tensor]:
-    """Return hidden states before each response token, by row."""
+    """Return, for each row, the hidden states before each response token."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     rows = Batch.of(
         **{name: [[token % vocabulary for token in row] for row in some] for name, some in columns.items()}
@@ -78,12 +81,12 @@ TRIALS: tuple[tuple[Callable[[Batch, torch.device], Sequences], Mapping[str, lis
 
 
 def alike(network: Network, one: Tensor, other: Tensor) -> bool:
-    """Return True if two computations of the same hidden states differ only by rounding."""
+    """Return True if two results for the same hidden states differ only by rounding."""
     close = CLOSE.get(network.amp or one.dtype, 0.2)
     return torch.allclose(one.double(), other.double(), rtol=close, atol=close * float(other.abs().max()))
 
 
 def _changed(before: list[Tensor], after: list[Tensor]) -> list[bool]:
-    """Return one bool per row: True if any bit of its hidden states has changed. Unlike ``alike``, this also
-    works in short dtypes, in which rounding may be larger than the effect of one row on another."""
+    """Return one bool per row: True if any bit of the row's hidden states has changed. This is also reliable
+    in short dtypes, in which rounding may be larger than the effect of one row on another row."""
     return [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]

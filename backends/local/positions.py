@@ -1,4 +1,4 @@
-"""Attention masks that depend on token positions alone: they work for packed rows and decode steps."""
+"""Attention masks that depend only on token positions. Such masks work for packed rows and decode steps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ Visible = Callable[[Any, Any, Tensor, Tensor], Any]
 
 
 def by_positions(visible: Visible, local_size: int | None, longest: int, use_vmap: bool) -> Visible | None:
-    """Return the mask function of a kind of layer; None if a token sees all tokens before it, in rows of at
-    most ``longest`` tokens. Raises ValueError for a mask that does not depend on positions alone."""
+    """Return the mask function ``visible`` of a kind of layer. Returns None if it is not needed, because each
+    token sees all earlier tokens in rows of at most ``longest`` tokens. local_size: the size of the layer's
+    window or chunk. Raises ValueError if the mask depends on more than positions (``use_vmap``)."""
     if use_vmap:
         raise ValueError("found a model with its own mask, expected masks that depend on positions alone")
     plain = visible is masking_utils.causal_mask_function or (local_size and longest <= local_size)

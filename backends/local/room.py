@@ -1,4 +1,4 @@
-"""Check that responses fit after their prompts."""
+"""Check that a model has enough positions for prompts and responses."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from rlflow.errors import PlanError
 
 
 def positions(config: Any) -> int | None:
-    """Return the number of positions that a model's config names; None if it names none."""
+    """Return the maximum number of positions in a model's config; None if the config does not name it."""
     known = getattr(config.get_text_config(), "max_position_embeddings", None)
     return known if isinstance(known, int) and known > 0 else None
 
 
 def longest(config: Any) -> int | None:
-    """Return the longest row of a model, in tokens with the prompt. The factor of rotary positions always
-    multiplies the config's number, even if the config includes it: only clear excess is refused."""
+    """Return the number of tokens of the longest row that a model accepts, including the prompt; None if it
+    is unknown.
+
+    The config's number is always multiplied by the factor of the rotary positions, although some configs
+    already include it. Only rows that are certainly too long are therefore refused.
+    """
     known = positions(config)
     return known and int(known * _stretch(getattr(config.get_text_config(), "rope_parameters", None)))
 
 
 def _stretch(rope: Any) -> float:
-    """Return the largest factor of a model's rotary positions; each kind of layer may have its own."""
+    """Return the largest scaling factor of the model's rotary positions. Each kind of layer may have its own
+    factor."""
     if not isinstance(rope, dict):
         return 1.0
     return max([float(rope.get("factor") or 1.0), *(_stretch(own) for own in rope.values())])
@@ -31,10 +36,12 @@ def _stretch(rope: Any) -> float:
 def check_room(
     prompts: Sequence[int], max_tokens: int, most: int | None, limit: str, remedy: str = ""
 ) -> None:
-    """Check that each prompt fits with ``max_tokens`` after it. prompts: tokens of each.
+    """Check that each prompt can be followed by ``max_tokens`` tokens. prompts: the number of tokens of each
+    prompt.
 
-    Raises ValueError for an empty prompt, and PlanError if a row would be longer than ``most``. limit: a
-    description of ``most``; remedy: a further remedy; both become part of the message."""
+    Raises ValueError for an empty prompt, and PlanError if a row would have more than ``most`` tokens. limit:
+    a description of ``most`` for the message. remedy: an additional remedy for the message.
+    """
     if not all(prompts):
         raise ValueError(
             "prompt_tokens: found an empty prompt, expected at least one token (such as the tokenizer's "

@@ -1,7 +1,8 @@
-"""Fix rotary frequencies that transformers chooses by the longest row of a batch (longrope, dynamic).
+"""Fix the rotary frequencies of models for which transformers chooses frequencies by the longest row of a
+batch (longrope, dynamic).
 
-With transformers' choice, the numbers of a row would change with the other rows of its batch. Keys in a cache
-would keep old frequencies while later keys get new ones.
+Without this, the numbers of a row would change with the other rows of its batch. Keys in a cache would keep
+old frequencies while later keys get new ones.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ MSCALES = ("short_mscale", "long_mscale")  # factors that Phi-3.5-MoE applies to
 
 @torch.no_grad()
 def hold(module: Any, tokens: int) -> int | None:
-    """Fix a model's rotary frequencies, in place, to transformers' choice for a longest row of ``tokens``
-    tokens; 0: as many as the model has positions.
+    """Fix the rotary frequencies of a model, in place, to the frequencies that transformers chooses for rows
+    of ``tokens`` tokens. 0 stands for the model's number of positions.
 
-    Returns the longest row, in tokens, that these frequencies serve; None if there is no limit. Raises
-    PlanError if the frequencies still follow the longest row afterwards."""
+    Returns the length in tokens of the longest row for which these frequencies are right; None if there is no
+    limit. Raises PlanError if the frequencies still change with the longest row.
+    """
     reaches = []
     for layer, kind, boundary in _following(module):
         longest = tokens or room_of(layer.config) or boundary.tokens + 1
@@ -40,8 +42,8 @@ def hold(module: Any, tokens: int) -> int | None:
 
 
 def _following(module: nn.Module) -> Iterator[tuple[Any, str | None, Boundary]]:
-    """Yield each layer that computes rotations by the longest row, with a kind of attention layer and its
-    boundary."""
+    """Yield (layer, kind of attention layer, boundary) for each layer whose rotations change with the longest
+    row."""
     for layer in module.modules():
         if hasattr(layer, "rope_type") and hasattr(layer, "config"):
             for kind, boundary in pretrained.length_boundaries(layer.config).items():
@@ -54,14 +56,16 @@ def _rope(config: Any, kind: str | None) -> dict[str, Any]:
 
 
 def _call(layer: Any, kind: str | None, positions: list[int]) -> Tensor:
-    """Return what the rotations of ``positions`` depend on: a tensor [..., positions, width]."""
+    """Return the cosines (or angles) that a rotary layer computes for these positions, [..., positions,
+    width]."""
     of_kind = {} if kind is None else {"layer_type": kind}
     turned = layer(torch.zeros(1), torch.tensor([positions]), **of_kind)
     return turned[0] if isinstance(turned, tuple) else turned
 
 
 def _fix(layer: Any, kind: str | None, long: bool) -> None:
-    """Make transformers keep the frequencies."""
+    """Make transformers keep the current frequencies of this kind of layer. long: True if they are the
+    frequencies for long rows."""
     if kind is None:
         layer.rope_type = FIXED
     else:

@@ -1,4 +1,4 @@
-"""Draw one token per row from its logits and one uniform number."""
+"""Draw one token per row from its logits with one uniform random number."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LARGE, BLOCK = 1 << 15, 512
 def draw(
     logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token per row; return (token int64 [rows], its log-prob [rows]). Draws from logits [rows,
-    vocabulary] with one number per row, uniform float64 [rows] in [0, 1).
+    """Draw one token per row. Returns (tokens int64 [rows], their log-probs [rows]).
 
-    Log-probs belong to the sampled distribution, after temperature and truncation. Temperature 0 takes the
-    likeliest token and returns its log-prob at temperature 1, untruncated. The token is the inverse of the
-    cumulative distribution at ``uniform``, summed in float64. Each row and step uses one number, and nothing
-    else affects the draw. The tokens ``barred``, int64 [n], are never drawn: their probability goes to the
-    other tokens, as with truncation.
+    logits: [rows, vocabulary]. uniform: float64 [rows] in [0, 1), the only random number of each row. barred:
+    int64 [n], tokens that are never drawn; their probability goes to the other tokens, as with truncation.
+
+    The token is where the cumulative distribution, summed in float64, passes the row's random number.
+    Log-probs are of the sampled distribution, after temperature and truncation. Temperature 0 takes the
+    likeliest token and returns its log-prob at temperature 1 without truncation.
     """
     pieces = zip(*(each.split(rows_at_once(logits, ELSEWHERE)) for each in (logits, uniform)), strict=True)
     drawn = [
@@ -48,9 +48,12 @@ def _draw(
 
 
 def inverse(logprobs: Tensor, uniform: Tensor) -> Tensor:
-    """Return int64 [rows]: where the cumulative distribution of each row of ``logprobs`` [rows, vocabulary],
-    summed in float64, passes ``uniform``. For a large vocabulary, first blocks are summed, then the tokens of
-    one block, because a cumulative sum is slow."""
+    """Return int64 [rows]: the token at which the cumulative distribution of each row passes its number in
+    ``uniform``. logprobs: [rows, vocabulary].
+
+    The distribution is summed in float64. For a large vocabulary, the sums of blocks are computed first, and
+    then the cumulative sum within one block, because a complete cumulative sum is slow.
+    """
     vocabulary, tokens = logprobs.shape[-1], []
     for some, at in zip(
         *(each.split(rows_at_once(logprobs, ELSEWHERE)) for each in (logprobs, uniform[:, None])), strict=True
@@ -68,8 +71,8 @@ def _passes(cumulative: Tensor, at: Tensor) -> Tensor:
 
 
 def _by_blocks(probability: Tensor, at: Tensor) -> Tensor:
-    """Return int64 [rows, 1] as ``inverse`` does. The token is at most the last one of its block that has a
-    probability above 0."""
+    """Return the result of ``inverse``, int64 [rows, 1], for a large vocabulary. The token always has a
+    probability above 0, unless its complete block has probability 0."""
     blocks = torch.nn.functional.pad(probability, (0, -probability.shape[-1] % BLOCK)).unflatten(
         -1, (-1, BLOCK)
     )
@@ -82,9 +85,12 @@ def _by_blocks(probability: Tensor, at: Tensor) -> Tensor:
 
 
 def truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Return logits with -inf outside the ``top_k`` likeliest (0: off), then outside the smallest set of the
-    rest whose probability reaches ``top_p`` (1: off; nucleus sampling, Holtzman et al. 2020). The likeliest
-    token always stays."""
+    """Return the logits with -inf for all tokens that must not be sampled.
+
+    First, only the ``top_k`` likeliest tokens stay (0: all). Of these, only the smallest set whose
+    probability reaches ``top_p`` stays (1: all; nucleus sampling, Holtzman et al. 2020). The likeliest token
+    always stays.
+    """
     if 0 < top_k < logits.shape[-1]:
         highest = logits.topk(top_k, -1)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, highest.indices, highest.values)

@@ -1,8 +1,7 @@
-"""Lay out rows for a model: prompt and response in one sequence, padded on the right.
+"""Lay out rows for a model: prompt and response of a row are in one sequence, padded on the right.
 
-In a causal model, padding on the right needs no attention mask, because no token reads later ones. The
-model's output at padding is never read. Rows without a mask use the fastest attention, and positions count
-from 0.
+A causal model needs no attention mask for padding on the right, because no token reads later tokens. The
+model's output at padding is never read. Without a mask, attention is fastest, and positions count from 0.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rlflow.training.loss_rows import token_counts
 
 @dataclass(frozen=True)
 class Sequences:
-    """Prompts and responses as rows of one tensor, with the places of the responses."""
+    """Prompts and responses in one tensor, and the places of the response tokens."""
 
     ids: Tensor  # int64 [rows, L]
     lengths: Tensor  # int64 [rows], tokens of each response
@@ -29,8 +28,8 @@ class Sequences:
 
 
 def sequences(rows: Batch, device: torch.device) -> Sequences:
-    """Lay out ``prompt_tokens`` and ``tokens``. Raises ValueError for an empty prompt: nothing would predict
-    the first response token."""
+    """Lay out the columns ``prompt_tokens`` and ``tokens`` of the rows with padding. Raises ValueError if a
+    prompt is empty, because nothing would predict the first response token."""
     prompt, response = rows.data["prompt_tokens"], rows.data["tokens"]
     start, lengths = prompt.lengths, response.lengths
     check_prompts(start)
@@ -47,12 +46,12 @@ def sequences(rows: Batch, device: torch.device) -> Sequences:
 
 
 def longest_row(rows: Batch) -> int:
-    """Return the tokens of the longest prompt and response together; 0 without rows."""
+    """Return the largest number of prompt and response tokens in a row; 0 if there are no rows."""
     return max(token_counts(rows).tolist(), default=0)
 
 
 def check_prompts(lengths: Tensor) -> None:
-    """Raise ValueError if a prompt is empty. lengths: int64 [rows], tokens of each prompt."""
+    """Raise ValueError if a prompt is empty. lengths: int64 [rows], the number of tokens of each prompt."""
     if len(lengths) and int(lengths.min()) == 0:
         raise ValueError(
             f"prompt_tokens: found an empty prompt in row {int(lengths.argmin())}, expected at least one "

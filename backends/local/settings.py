@@ -13,7 +13,8 @@ from rlflow.errors import PlanError
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """AdamW (Loshchilov and Hutter 2019), its schedule, and sizes of passes."""
+    """The options of a trainer: AdamW (Loshchilov and Hutter 2019), learning-rate schedule, size of passes,
+    adapters."""
 
     lr: Annotated[float, Ge(0), Lt(inf)] = 1e-6  # learning rate; more learns faster, until it diverges
     # how the rate falls to 0 over the run; constant never falls
@@ -49,15 +50,14 @@ class TrainerSettings:
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """How much is sampled at once."""
+    """The options of a generator."""
 
     # tokens of key-value cache at once; more is faster and takes more memory
     batch_tokens: Annotated[int, Ge(1)] = 65536
 
 
 def refuse_compile(settings: TrainerSettings, backend: str) -> None:
-    """Raise PlanError if ``compile`` is set. For trainers whose layers are not complete modules of one
-    process."""
+    """Raise PlanError if ``compile`` is set. Trainers call this if no single process has complete layers."""
     if settings.compile:
         raise PlanError.of(
             "compile",

@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder."""
+"""Load and copy the tokenizer of a model folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rlflow.training import pretrained
 
 @functools.lru_cache(maxsize=8)
 def load_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of a model folder. Runs no code from it and downloads nothing. Raises PlanError if
-    there is none."""
+    """Return the tokenizer of a model folder. No code from the folder is run, and nothing is downloaded.
+    Raises PlanError if the folder has no usable tokenizer."""
     if not _files(folder):  # transformers would make up an empty one for some models
         raise _unusable(folder, "none of its files")
     try:
@@ -36,8 +36,8 @@ def _unusable(folder: Path, problem: str) -> PlanError:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files byte by byte. Missing or unreadable files are ignored, so that the model is
-    saved in any case."""
+    """Copy the tokenizer's files from ``source`` to ``target`` byte by byte. Missing or unreadable files are
+    skipped, so that a model can always be saved."""
     for path in _files(source) if source.resolve() != target.resolve() else ():
         try:
             data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The local Trainer: forward passes and AdamW on one device."""
+"""The local trainer: forward passes and AdamW on one device."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ QUANTITIES = {"logprobs": ("logprobs", "entropy"), "values": ("values",), "score
 
 
 def stored(name: str) -> str:
-    """Return the name of a learning parameter in a trainer's state: a weight of the model or a head, or an
-    adapter."""
+    """Return the key of a trained parameter in a trainer's state: ``adapters/NAME`` for an adapter, otherwise
+    ``parameters/NAME``."""
     return f"adapters/{name}" if is_adapter(name) else f"parameters/{name}"
 
 
 class Trainer:
-    """One model, its head and, if it is trained, its optimizer."""
+    """A model with its head, and, if it is trained, its optimizer."""
 
     Settings = TrainerSettings
 
@@ -79,7 +79,7 @@ class Trainer:
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
-        """Return the trainer's capabilities. Subclasses run each rank in its own process."""
+        """Return the trainer's capabilities. The ranks of a subclass cannot be threads."""
         return Capabilities(
             threads=cls is Trainer,
             movable=("weights", "optimizer"),
@@ -92,7 +92,7 @@ class Trainer:
 
     @property
     def can(self) -> Capabilities:
-        """The trainer's capabilities with its settings on its device."""
+        """The trainer's capabilities with its own settings on its own device."""
         return self.capabilities(self.settings, self.spec.device)
 
     def _network(self) -> Network:
@@ -108,11 +108,12 @@ class Trainer:
 
     @torch.no_grad()
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
-        """Return the columns in ``want`` (default: the head's first) over the batch's axis, from
-        prompt_tokens, tokens and temperature.
+        """Run a forward pass, and return the columns in ``want`` on the axis of the batch. By default,
+        ``want`` is the first quantity of the model's head. Reads prompt_tokens, tokens and, if present,
+        temperature.
 
-        Token columns: entry t belongs to tokens[:, t]. Scores are read after the last token. Other rows
-        affect a row's numbers only by the rounding of matrix products.
+        In token columns, entry t belongs to tokens[:, t]. Scores are computed at the last token. The numbers
+        of a row depend on the other rows only through the rounding of matrix products.
         """
         want = want or QUANTITIES[self.spec.head][:1]
         batch = batch.select("prompt_tokens", "tokens", *(["temperature"] if "temperature" in batch else []))
@@ -138,8 +139,8 @@ class Trainer:
         )
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """Return ``forward``'s columns. If the batch is one micro-batch, its graph is kept until the weights
-        change, and the next update continues from it if it begins with the same rows."""
+        """Return the result of ``forward``. If the batch is a single micro-batch, its autograd graph is kept
+        until the weights change. If the next update begins with the same rows, it uses this graph."""
         return self.forward(batch, want, ahead=self.optimizer is not None)
 
     def update(
@@ -153,7 +154,8 @@ class Trainer:
         seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
-        """Minimise ``loss``; see ``rlflow.training.learning`` for order, averaging and metrics."""
+        """Minimise ``loss`` and return metrics. ``rlflow.training.learning`` describes the order of rows, the
+        averaging and the metrics."""
         if self.optimizer is None:
             raise ValueError("update: found a frozen model, expected one with ModelSpec(trained=True)")
         passes = Passes(epochs, minibatch, mean, seed, self.settings.micro_tokens, self._cut)
@@ -162,7 +164,7 @@ class Trainer:
         return learned | self._rounding()
 
     def resize_passes(self, tokens: int) -> int:
-        """Compute at most this many tokens in a pass from now on. Return the previous limit."""
+        """From now on, compute at most this many tokens in a pass. Returns the previous limit."""
         before = self.settings.micro_tokens
         self.settings = replace(self.settings, micro_tokens=tokens)
         return before
@@ -170,14 +172,14 @@ class Trainer:
     def update_shares(
         self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
     ) -> Learned:
-        """Take one rank's part of an update; see ``rlflow.training.learning``."""
+        """Take one rank's part of an update (``rlflow.training.learning.learn_shares``)."""
         learned = learn_shares(self, batch, loss, settings, Passes(mean=mean, cut=self._cut), shares)
         self._check_finite()
         return replace(learned, steps={**learned.steps, **self._rounding()})
 
     def _rounding(self) -> dict[str, float]:
-        """Return the metric of ``lora.rounding``: what merging adapters rounds away. Generators get the
-        merged weights with the next transfer."""
+        """Return the metric of ``lora.rounding``, which is what rounding loses when adapters are merged for
+        generators. Returns {} without adapters."""
         return {MERGE_ROUNDING: lora.rounding(self._merging(), self._whole)} if self.network.adapted else {}
 
     def _merging(self) -> Iterator[tuple[Any, Tensor]]:
@@ -187,8 +189,8 @@ class Trainer:
         return self.network.whole(tensor)
 
     def _check_finite(self) -> None:
-        """Raise FloatingPointError if a step has left parameters with NaN or infinities. Such parameters must
-        never be saved."""
+        """Raise FloatingPointError if an optimizer step has produced NaN or infinities in parameters, because
+        such parameters must never be saved."""
         held = [(name, part) for name, part in self._learning() if part.numel()]
         sizes = (
             torch.stack(torch._foreach_norm([part for _, part in held], torch.inf))
@@ -207,26 +209,28 @@ class Trainer:
             )
 
     def _learning(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, this rank's part) of each parameter that learns."""
+        """Yield (name, this rank's part) for each trained parameter."""
         return ((name, parameter.detach()) for name, parameter in self.network.parameters().items())
 
     def compute(self, rows: Batch, want: tuple[Quantity, ...]) -> New:
-        """Return the quantities in ``want``, differentiable, token columns padded as ``rows["tokens"]``."""
+        """Run a forward pass and return the quantities in ``want``, attached to the autograd graph. Token
+        quantities are padded to the shape of ``rows["tokens"]``."""
         lengths = rows.data["tokens"].lengths
         flat = self.cached.take(rows, want) or self._compute(rows, want)
         return New(**{name: x if name == "scores" else pad(x, lengths) for name, x in flat.items()})
 
     def backward(self, objective: Tensor) -> None:
-        """Add the gradient of the objective, a scalar, to the weights' gradients."""
+        """Backpropagate a scalar objective. The gradient is added to the weights' gradients."""
         objective.backward()
 
     def idle(self, want: tuple[Quantity, ...]) -> None:
-        """Take part in a micro-batch of other ranks, which sharded weights need."""
+        """Take part in a micro-batch of other ranks without adding a gradient. Ranks with sharded weights
+        need this."""
         self.backward(sum(x.sum() for x in self._compute(ONE_TOKEN, want).values()) * 0.0)
 
     def step(self) -> OptimizerStep:
-        """Take an optimizer step: sum the ranks' gradients, clip, change the weights, clear the gradient. A
-        non-finite gradient is dropped."""
+        """Take an optimizer step: sum the gradients of all ranks, clip the sum, change the weights, and clear
+        the gradient. If the gradient is not finite, the weights are not changed."""
         self._check_optimizer()
         norm = self._clip(list(self.network.parameters().values()))
         lr, finite = self.schedule.rate(self.steps), norm < torch.inf
@@ -241,18 +245,18 @@ class Trainer:
         return OptimizerStep(finite, norm, lr)
 
     def _clip(self, learning: list[torch.nn.Parameter]) -> float:
-        """Sum the ranks' gradients and clip the norm of the sum. Return the norm before clipping."""
+        """Sum the gradients of all ranks and clip the norm of the sum. Returns the norm before clipping."""
         self.peers.add_gradients(learning)
         return float(torch.nn.utils.clip_grad_norm_(learning, self.settings.max_grad_norm))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, tensor) of the model, tied weights once. Without adapters, these are
-        views of the trained tensors, not copies."""
+        """Yield (Hugging Face name, tensor) for each weight of the model. A tied weight comes once. Without
+        adapters, the tensors are views of the trained tensors, not copies."""
         return self.network.tensors()
 
     def pieces(self) -> dict[str, TensorViews] | None:
-        """Return views of the tensors of ``weights`` that this rank holds, without gathering. None with
-        adapters, which ``weights`` merges."""
+        """Return tensor name → views of the parts of ``weights`` that this rank holds. Nothing is gathered.
+        Returns None if there are adapters, because ``weights`` merges them into new tensors."""
         return (
             None
             if self.network.adapted
@@ -260,16 +264,16 @@ class Trainer:
         )
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder: config, safetensors, the source folder's tokenizer, and a critic's
-        value head. Weights are written in their training dtype."""
+        """Write a Hugging Face folder: config, safetensors, the tokenizer of the source folder, and the value
+        head of a critic. Weights are written in the dtype in which they are trained."""
         folder.mkdir(parents=True, exist_ok=True)
         self.network.save(folder)
         copy_tokenizer(self.spec.folder, folder)
         self._save_adapter(folder)
 
     def _save_adapter(self, folder: Path) -> None:
-        """Write adapters into a subfolder of the merged model. Every rank must call it if ranks hold
-        parts."""
+        """Write the adapters into the subfolder ``adapter`` of the model folder. If ranks hold parts of the
+        weights, every rank must call this."""
         names = [
             name
             for name in self.network.parameters()
@@ -285,11 +289,11 @@ class Trainer:
 
     @property
     def first(self) -> bool:
-        """True if this rank writes the files."""
+        """True on the rank that writes files."""
         return True
 
     def load(self, folder: Path) -> None:
-        """Load the weights of a folder that ``save`` wrote, without changing the optimizer."""
+        """Load weights from a folder that ``save`` wrote. The optimizer is not changed."""
         other = load_network(ModelSpec(folder, self.spec.head, self.spec.trained, "cpu", self.spec.dtype))
         self.network.copy(other.tensors())
         self.base = None
@@ -298,12 +302,12 @@ class Trainer:
             self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything that a bit-equal continuation needs: ``parameters/NAME``, ``exp_avg/NAME``,
-        ``exp_avg_sq/NAME``, ``steps``.
+        """Return name → tensor for everything that a bit-equal continuation needs: ``parameters/NAME``,
+        ``exp_avg/NAME``, ``exp_avg_sq/NAME`` and ``steps``.
 
-        With adapters, ``parameters/`` has the merged weights, on the host. ``adapters/NAME`` has the adapters
-        themselves, and ``base/sha256`` the digest of their base weights. These are live tensors: copy them if
-        you need them after the next update.
+        With adapters, ``parameters/`` has the merged weights, in host memory. ``adapters/NAME`` has the
+        adapters, and ``base/sha256`` has the digest of the weights that they belong to. The tensors are live,
+        so copy them if you need them after the next update.
         """
         return dict(self._state())
 
@@ -322,8 +326,8 @@ class Trainer:
                     yield f"{moment}/{name}", self.network.whole(self.optimizer.state[parameter][moment])
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Load a state that ``state`` returned. Raises PlanError if its adapters or their base weights differ
-        from this model's."""
+        """Load a state that ``state`` returned earlier. Raises PlanError if its adapters, or the base weights
+        of its adapters, differ from this model's."""
         self._check_optimizer()
         if self.network.adapted:
             self._check_adapters(state)
@@ -359,7 +363,8 @@ class Trainer:
         return self.base
 
     def _check_adapters(self, state: dict[str, Tensor]) -> None:
-        """Raise PlanError unless ``state`` has adapters of these names and shapes for these weights."""
+        """Raise PlanError if the adapters in ``state`` have other names or shapes than this model's, or
+        belong to other base weights."""
         saved = {name: list(t.shape) for name, t in state.items() if name.startswith("adapters/")}
         own = {
             stored(name): self._shape(p) for name, p in self.network.parameters().items() if is_adapter(name)
@@ -386,9 +391,12 @@ class Trainer:
         return list(parameter.shape)
 
     def sleep(self, *parts: str) -> None:
-        """Move these parts, or all ``movable`` parts if none is named, to host memory; on a CPU to a file
-        (``backends/local/offload.py``). Freed parts cannot be used, but all tensor objects stay valid. Raises
-        OSError if there is no space."""
+        """Offload these parts; without arguments, all ``movable`` parts. Parts on a GPU move to host memory,
+        parts in host memory to a file (``backends/local/offload.py``).
+
+        An offloaded part cannot be used before ``wake``, but its tensor objects stay valid. Raises OSError if
+        there is not enough space.
+        """
         for part in parts or self.can.movable:
             if part == "weights":
                 self.cached.drop()
@@ -396,13 +404,13 @@ class Trainer:
             self.network.asleep = "weights" in self.offloaded
 
     def wake(self, *parts: str) -> None:
-        """Restore freed parts, bit for bit."""
+        """Restore these offloaded parts bit for bit; without arguments, all of them."""
         for part in parts or self.can.movable:
             self.offloaded.back(part)
             self.network.asleep = "weights" in self.offloaded
 
     def _tensors(self, part: str) -> Iterator[Tensor]:
-        """Yield the tensors of a part that are in this process's memory."""
+        """Yield the tensors of a part (weights or optimizer) that are in this process's memory."""
         if part == "weights":
             yield from self.network.held()
         elif self.optimizer is not None:
@@ -435,7 +443,7 @@ class Trainer:
         return [torch.cat(micro) for micro in self._cut(batch, units)]
 
     def _cut(self, batch: Batch, units: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """Yield the micro-batches of some units of rows."""
+        """Yield the units of each micro-batch."""
         tokens = self.settings.micro_tokens
         return (
             packed_microbatches(batch, units, tokens=tokens)
@@ -454,7 +462,8 @@ class Trainer:
         return {name: x.detach() for name, x in flat.items()}
 
     def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Return flat token quantities [entries] and scores [rows], on the device."""
+        """Run a forward pass and return the quantities in ``want`` on the device: per-token quantities flat
+        [entries], scores [rows]."""
         unknown = [name for name in want if name not in QUANTITIES[self.spec.head]]
         if unknown:
             raise ValueError(
