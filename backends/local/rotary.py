@@ -56,7 +56,7 @@ def _rope(config: Any, kind: str | None) -> dict[str, Any]:
 
 
 def _call(layer: Any, kind: str | None, positions: list[int]) -> Tensor:
-    """Return the cosines (or angles) that a rotary layer computes for these positions, [..., positions,
+    """Return the numbers that a rotary layer computes for these positions, such as cosines: [..., positions,
     width]."""
     of_kind = {} if kind is None else {"layer_type": kind}
     turned = layer(torch.zeros(1), torch.tensor([positions]), **of_kind)

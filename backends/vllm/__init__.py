@@ -1,9 +1,9 @@
-"""The vllm backend: a Generator that samples with vLLM 0.32, on CPUs and GPUs. For training, use
-``--ROLE.generator vllm`` with a trainer of another backend.
+"""The vllm backend: a Generator that samples with vLLM 0.32 on CPUs and GPUs. To train, use
+``--ROLE.generator vllm`` together with the trainer of another backend.
 
-The package runs the engine on one or several ranks, seeds its draws, makes columns from its rows, and can
-install vLLM. Plans of weight transfers are in `rlflow.training.weight_sync`. ``python -m
-rlflow.backends.vllm.install`` installs vLLM for CPUs. Importing this package loads neither vLLM nor PyTorch.
+The package runs vLLM's engine on one or several ranks, seeds its random draws, and makes columns from its
+rows. ``python -m rlflow.backends.vllm.install`` installs vLLM for CPUs. `rlflow.training.weight_sync` plans
+weight transfers. Importing this package imports neither vLLM nor PyTorch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The vllm Generator: samples with vLLM 0.32."""
+"""The vllm generator, which samples with vLLM 0.32."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rlflow.training.weight_sync.trace import trace
 
 
 def token_column(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Data:
-    """Return the entries of each row as a token column."""
+    """Return a token column. ``rows``: the values of each row's tokens."""
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     flat = torch.tensor(list(itertools.chain.from_iterable(rows)), dtype=dtype)
     return Data(Kind(Level.TOKEN, str(dtype).removeprefix("torch.")), flat, lengths)
@@ -42,7 +42,7 @@ def token_column(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.flo
 def batch_of(
     axis: Axis, rows: Sequence[Row], sampling: Sampling, eos: Sequence[int], tokenizer: Any
 ) -> Batch:
-    """Return the columns of sampled rows over ``axis``. They are tokens, mask, completion, finish,
+    """Return sampled rows as a batch on ``axis``, with the columns tokens, mask, completion, finish,
     sampled_logprobs, temperature, policy_version and group."""
     columns = {
         "tokens": token_column([row.tokens for row in rows], torch.int64),
@@ -67,10 +67,10 @@ HOTTEST = 2.0  # vLLM refuses higher temperatures
 
 
 class Generator:
-    """Samples responses. ``receive`` takes new weights from the trainer.
+    """Samples responses with vLLM. The method ``receive`` replaces its weights.
 
-    With ``tensor_parallel`` above 1, that many adjacent ranks share an engine and are called with the same
-    rows. Other ranks of the pool have independent engines, which may sample at other times.
+    If ``tensor_parallel`` is above 1, this number of adjacent ranks share an engine, and rlflow calls them
+    with the same rows. The other ranks of the pool have independent engines, which may sample at other times.
     """
 
     Settings = GeneratorSettings
@@ -90,7 +90,8 @@ class Generator:
 
     @classmethod
     def capabilities(cls, settings: GeneratorSettings, device: str) -> Capabilities:
-        """Return the generator's capabilities. It frees parts only on a GPU, with ``sleep_mode``."""
+        """Return the generator's capabilities. It can free parts of its memory only on a GPU and with
+        ``sleep_mode``."""
         return Capabilities(
             tensor=settings.tensor_parallel,
             float64=False,
@@ -103,22 +104,24 @@ class Generator:
 
     @property
     def version(self) -> int:
-        """The version of the weights: the number of transfers received."""
+        """The version of the weights, as passed to ``receive`` or ``writing``."""
         return self.engine.version
 
     @property
     def module(self) -> nn.Module:
-        """This rank's part of the live model, as vLLM has it."""
+        """This rank's part of vLLM's live model."""
         return self.engine.module
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
-        """Sample ``sampling.samples`` responses to each prompt; ``seeds`` has one number per row.
+        """Sample ``sampling.samples`` responses to each prompt. ``seeds`` has one number per row.
 
-        Returns tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over
-        ``prompts.axis.repeat(samples)``, without the prompts' own columns. A row's tokens are a function of
-        its prompt, its seed and the weights. Other rows affect it only through the rounding of matrix
-        products. ``policy_version`` distinguishes tokens sampled before and after a ``receive`` from another
-        thread. Raises ValueError if a row does not fit, and any error that ends the engine.
+        Returns tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group on
+        the axis ``prompts.axis.repeat(samples)``. The columns of the prompts are not included.
+
+        The tokens of a row are a function of its prompt, its seed and the weights. Other rows affect them
+        only through the rounding of matrix products. If another thread calls ``receive`` during sampling,
+        ``policy_version`` shows which tokens were sampled before and after. Raises ValueError if a row does
+        not fit, and any error that ends the engine.
         """
         axis, drawing = self._drawn(prompts, sampling, seeds)
         return batch_of(axis, whole(drawing), sampling, self.eos, self.tokenizer)
@@ -126,10 +129,12 @@ class Generator:
     def generate_chunks(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
-        """Yield the rows of ``generate`` in ``chunks`` chunks, each as soon as its last row has ended.
+        """Yield the rows of ``generate`` in ``chunks`` batches, each as soon as all its rows have ended.
 
-        Up to ``max_num_seqs`` rows are sampled at once. The first ``max_num_seqs`` rows come first, ordered
-        by length; among equal lengths, stopped rows come first, then lower row numbers. Later rows follow."""
+        At most ``max_num_seqs`` rows are sampled at once. The first ``max_num_seqs`` rows come first, then
+        the next ones. Within them, shorter rows come first. Of rows with equal lengths, rows that ended by
+        themselves come first, then rows with lower numbers.
+        """
         axis, drawing = self._drawn(prompts, sampling, seeds)
         drawn: Sequence[Row] = ()
 
@@ -148,7 +153,8 @@ class Generator:
     def _drawn(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]
     ) -> tuple[Axis, Iterator[Sequence[Row]]]:
-        """Return the axis of the sampled rows, and an iterator over the rows as they end."""
+        """Return the axis of the rows to sample, and an iterator that samples them. It yields all rows
+        whenever a few of them have ended."""
         axis = prompts.axis.repeat(sampling.samples)
         pieces = prompts.data["prompt_tokens"].lists()
         self._check(pieces, sampling, len(axis), len(seeds))
@@ -167,8 +173,8 @@ class Generator:
         )
 
     def logprobs(self, batch: Batch) -> Batch:
-        """Return `logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, under the sampling
-        weights."""
+        """Return the column ``logprobs`` of ``tokens`` after ``prompt_tokens``, at temperature 1, under the
+        generator's weights."""
         prompts, tokens = batch.data["prompt_tokens"].lists(), batch.data["tokens"].lists()
         whole = [prompt + row for prompt, row in zip(prompts, tokens, strict=True)]
         self._check(whole, Sampling(max_tokens=1), len(batch), len(batch))
@@ -184,8 +190,8 @@ class Generator:
         )
 
     def _check_peers(self, call: Any) -> None:
-        """Raise ValueError if ranks that share an engine have different rows. They make every step together
-        and would wait for each other forever."""
+        """Raise ValueError if the ranks of an engine were called with different rows. These ranks make every
+        step together, so they would wait for each other forever."""
         if not self.engine.seat.alike(call):
             raise ValueError(
                 "generate: found different rows on ranks that share an engine, expected the same rows on "
@@ -205,7 +211,8 @@ class Generator:
         )
 
     def _limit(self) -> tuple[str, str]:
-        """Describe the limit of the longest row, and a remedy in addition to shorter rows."""
+        """Return two texts for a message: what limits the length of a row, and a remedy in addition to
+        shorter rows."""
         if self.positions is not None and self.engine.longest >= self.positions:
             return f"the positions of the model in {self.spec.folder}", ""
         return (
@@ -214,50 +221,58 @@ class Generator:
         )
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights by Hugging Face name, in place; each rank takes its part. ``version`` is the
-        number of updates that produced them.
+        """Replace the weights in place. ``weights`` yields (Hugging Face name, complete tensor), and each
+        rank takes its part. ``version`` is the number of updates that the new weights contain.
 
-        Another thread may call it while rows are sampled. These rows continue with the new weights and the
-        old keys and values (``resume`` can recompute them). Raises ValueError if a name is unknown or
-        missing, or if a shape does not fit."""
+        Another thread may call this while rows are sampled. These rows continue with the new weights and the
+        old keys and values; ``resume`` can recompute them. Raises ValueError if a name is unknown or missing,
+        or if a shape does not fit.
+        """
         with self.writing(version):
             self.load(weights)
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Write the weights with vLLM's own loader, without changing the version."""
+        """Load weights with vLLM's own loader, without changing the version."""
         self.engine.load(weights)
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """Return this rank's memory for each of these tensors. It is traced from vLLM's own loader and proved
-        bit for bit. Afterwards the weights are patterns: write new ones before sampling."""
+        """Return this rank's memory for each of these tensors. The places are traced from vLLM's own loader
+        and proved bit for bit. After this call, the weights are test patterns, so write new weights before
+        sampling."""
         return prove(self.module, trace(self.module, tensors), tensors, self.load)
 
     def writing(self, version: int) -> AbstractContextManager[None]:
-        """Return a context that blocks sampling, for writing into the parameters of ``module``. Afterwards
-        the weights have ``version``."""
+        """Return a context for writing into the parameters of ``module``. Inside it, sampling is blocked.
+        After it, the weights have this version."""
         return self.engine.writing(version)
 
     def pause(self, seconds: float = PAUSE_SECONDS) -> None:
-        """Stop sampling tokens until ``resume``. Call this from another thread while rows are sampled.
-        Unfinished rows are kept. If the pause lasts longer than ``seconds``, waiting calls raise
-        TimeoutError. Raises ValueError if several ranks share the engine: these take weights only between two
-        calls."""
+        """Stop sampling until ``resume``. Call this from another thread while rows are sampled; unfinished
+        rows are kept.
+
+        If the pause lasts longer than ``seconds``, the waiting calls raise TimeoutError. Raises ValueError if
+        several ranks share the engine, because such an engine takes new weights only between two calls.
+        """
         self.engine.pause(seconds)
 
     def resume(self, recompute: bool = False) -> None:
-        """Continue after ``pause``. With ``recompute``, keys and values of unfinished rows are computed again
-        with the current weights, so later tokens are sampled from these weights alone. Otherwise they are
-        kept."""
+        """Continue sampling after ``pause``.
+
+        With ``recompute``, the keys and values of unfinished rows are computed again with the current
+        weights. Later tokens then depend only on these weights. Otherwise, the old keys and values are kept.
+        """
         self.engine.resume(recompute)
 
     def healthy(self) -> bool:
-        """Return True after sampling one token as a test. Raises the error that prevents it."""
+        """Sample one token as a test and return True. If the engine fails, raises its error."""
         return self.engine.answers()
 
     def sleep(self, *parts: str, keep: bool = True) -> None:
-        """Free the memory of these parts, or of all ``movable`` ones. Weights are kept on the host, or
-        dropped if ``keep`` is false because new ones will be received (vLLM's levels 1 and 2). The cache is
-        lost."""
+        """Free the memory of these parts; without arguments, of all ``movable`` parts. The cache is lost.
+
+        Weights are kept in host memory (vLLM's level 1). With ``keep=False``, they are dropped (level 2),
+        because new weights will be received.
+        """
         movable = self.capabilities(self.settings, self.spec.device).movable
         self.asleep |= set(parts or movable) & set(movable)
         if "weights" in self.asleep:
@@ -267,9 +282,11 @@ class Generator:
             self.engine.llm.release_kv_cache_memory()
 
     def wake(self, *parts: str) -> None:
-        """Allocate the memory of these parts again; without arguments, of all parts. To receive weights
-        before the cache takes memory, wake the weights first. Dropped weights must be received before
-        sampling."""
+        """Allocate the memory of these parts again; without arguments, of all parts.
+
+        To receive weights before the cache takes memory, wake the weights first. If weights were dropped,
+        they must be received before sampling.
+        """
         names = self.asleep & set(parts or TAGS)
         self._wake(names)
         self.asleep -= names
@@ -280,9 +297,9 @@ class Generator:
 
 
 def same_rotary(config: Any, spec: ModelSpec, settings: GeneratorSettings) -> GeneratorSettings:
-    """Return settings with which vLLM uses the trainer's rotary frequencies. This matters if they depend on
-    the longest row of a run: vLLM chooses by ``max_model_len``. Raises PlanError if vLLM does not have these
-    frequencies."""
+    """Return settings with which vLLM uses the same rotary frequencies as the trainer. This matters only if
+    the frequencies depend on the longest row of a run, because vLLM chooses them by ``max_model_len``. Raises
+    PlanError if vLLM does not have the trainer's frequencies."""
     for boundary in pretrained.length_boundaries(config).values():
         if _longest(config, spec) <= boundary.tokens:
             settings = replace(
@@ -303,8 +320,8 @@ def same_rotary(config: Any, spec: ModelSpec, settings: GeneratorSettings) -> Ge
 
 
 def check_rotary(config: Any, spec: ModelSpec, longest: int) -> None:
-    """Raise PlanError if vLLM and the trainer chose different rotary frequencies. vLLM chose for rows of at
-    most ``longest`` tokens; the trainer's rows may be longer."""
+    """Raise PlanError if vLLM and the trainer have chosen different rotary frequencies. vLLM's rows have at
+    most ``longest`` tokens, but the trainer's rows may be longer."""
     for boundary in pretrained.length_boundaries(config).values():
         if longest <= boundary.tokens < _longest(config, spec):
             raise PlanError.of(
@@ -322,7 +339,7 @@ def _longest(config: Any, spec: ModelSpec) -> int:
 
 
 def _configs(folder: Path) -> tuple[Any, Any]:
-    """Return the generation config and the config of a model."""
+    """Return (generation config, config) of a model folder."""
     config = pretrained.read_config(folder)
     own = (folder / "generation_config.json").is_file()
     generation = (

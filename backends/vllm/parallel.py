@@ -1,4 +1,4 @@
-"""Ranks that share an engine, each with its own process and a part of every weight."""
+"""The ranks that share an engine. Each rank is a process with a part of every weight."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SHARED_MEMORY = "/dev/shm"
 
 @dataclass(frozen=True)
 class EngineRank:
-    """This rank's place in the pool. The ranks [k·size, (k+1)·size) share engine k, with the parts of the
-    model in this order. Engines are independent of each other."""
+    """The place of this rank in its pool. The ranks from k·size to (k+1)·size - 1 share engine k, and hold
+    the parts of the model in this order. Engines are independent of each other."""
 
     rank: int  # of this process in its pool
     ranks: int  # of the pool
@@ -31,8 +31,9 @@ class EngineRank:
 
     @staticmethod
     def of_pool(size: int) -> EngineRank:
-        """Return this rank's place among the ranks of torch's default group. Every rank of the pool must call
-        it. Raises PlanError if engines of that size do not fill the pool."""
+        """Return the place of this rank among the ranks of torch's default group. ``size``: ranks per engine.
+        Every rank of the pool must call this. Raises PlanError if ``size`` does not divide the number of
+        ranks."""
         grouped = dist.is_available() and dist.is_initialized()
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
         if ranks % size:
@@ -48,19 +49,20 @@ class EngineRank:
 
     @property
     def launcher(self) -> str:
-        """vLLM's executor: for one process, or for one of several processes that were started elsewhere."""
+        """The name of vLLM's executor: ``uni`` for a single process, ``external_launcher`` for processes that
+        were started elsewhere."""
         return "external_launcher" if self.ranks > 1 else "uni"
 
     def variables(self, device: str) -> dict[str, str]:
-        """Return the environment variables that vLLM's external launcher reads."""
+        """Return the environment variables that vLLM's external launcher reads; {} for a single process."""
         if self.ranks == 1:
             return {}
         index = torch.cuda.current_device() if device == "cuda" else self.rank
         return {"RANK": str(self.rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(index)}
 
     def check_group(self) -> None:
-        """Raise PlanError if this process already shared an engine with other ranks. vLLM keeps one set of
-        groups per process and reuses it without checking."""
+        """Raise PlanError if this process already shares an engine with other ranks. vLLM has one set of
+        process groups per process, and reuses it without a check."""
         first = self.rank - self.rank % self.size
         grouped, own = _state().get_tp_group().ranks, list(range(first, first + self.size))
         if grouped != own:
@@ -73,8 +75,8 @@ class EngineRank:
             )
 
     def name_segments(self) -> None:
-        """Give this pool's shared memory its own names. vLLM's names contain only ranks, so two pools on a
-        machine would collide, or a pool and the remains of a dead one."""
+        """Give the shared memory of this pool unique names. vLLM's own names contain only ranks. They would
+        collide with the names of another pool on this machine, or with files that a dead pool has left."""
         communicator = importlib.import_module("vllm.distributed.device_communicators.cpu_communicator")
         communicator._CPUSHMDistributed.make_group_name = staticmethod(self._segment)
 
@@ -82,8 +84,8 @@ class EngineRank:
         return f"rlflow-{self.run}-{communicator.unique_name.replace(':', '-')}-{'-'.join(map(str, communicator.ranks))}"
 
     def drop_segments(self) -> None:
-        """Remove the names once all ranks have joined. The memory is freed with the last rank, even after a
-        crash."""
+        """Unlink the shared memory of this pool after all ranks have opened it. The memory is freed when the
+        last rank ends, even after a crash."""
         if self.size > 1:
             dist.barrier()
             _drop_queues()
@@ -91,8 +93,8 @@ class EngineRank:
             Path(path).unlink(missing_ok=True)
 
     def alike(self, own: object) -> bool:
-        """Return True if all ranks of this engine have an equal value, compared by its repr. Waits for all of
-        these ranks."""
+        """Return True if ``own`` has the same repr on all ranks of this engine. Waits until all these ranks
+        have called this."""
         if self.size == 1:
             return True
         digest = hashlib.sha256(repr(own).encode()).hexdigest()
@@ -100,13 +102,13 @@ class EngineRank:
 
 
 def _state() -> Any:
-    """Return vLLM's groups; a process has one set of them."""
+    """Return vLLM's module with the process groups, of which a process has one set."""
     return importlib.import_module("vllm.distributed.parallel_state")
 
 
 def _drop_queues() -> None:
-    """Unlink the memory and sockets of the queues with which vLLM's groups send objects. The rank that made a
-    queue unlinks it at its end, but workers are killed."""
+    """Unlink the shared memory and sockets of the queues with which vLLM's groups send objects. The rank that
+    made a queue would unlink them when it ends, but workers are killed."""
     for queue in (
         group.mq_broadcaster for reference in _state()._groups.values() if (group := reference()) is not None
     ):

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """The engine of one rank, or of the ranks that share one."""
+    """The options of the engine of one rank, or of an engine that several ranks share."""
 
     # ranks of the pool that share one engine, each with a part of every weight
     tensor_parallel: Annotated[int, Ge(1)] = 1

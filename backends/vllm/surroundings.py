@@ -1,4 +1,4 @@
-"""Prepare the process for vLLM, and undo vLLM's changes of the process after an engine was made."""
+"""Prepare this process for vLLM, and undo what vLLM changes in the process when it makes an engine."""
 
 from __future__ import annotations
 
@@ -31,9 +31,12 @@ OPEN = {"VLLM_LOGGING_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo"}  # defaults t
 
 @contextlib.contextmanager
 def prepared(device: str, **variables: str) -> Iterator[None]:
-    """A context for making an engine. vLLM leaves environment variables behind, such as LD_PRELOAD, and
-    replaces torch.set_num_threads. Both would affect child processes and other threads. Afterwards everything
-    is restored, except vLLM's own variables, VLLM_…."""
+    """Return a context for making an engine. ``variables``: additional environment variables.
+
+    vLLM leaves environment variables behind, such as LD_PRELOAD, and replaces torch.set_num_threads. Both
+    would affect child processes and other threads. At the end of the context, everything is restored except
+    vLLM's own variables (VLLM_…).
+    """
     before, threads = dict(os.environ), torch.set_num_threads
     os.environ.update(WANTED | (ON_CPU if device == "cpu" else {}) | variables)
     for name, value in OPEN.items():
@@ -50,7 +53,8 @@ def prepared(device: str, **variables: str) -> Iterator[None]:
 
 
 def imported(device: str) -> Any:
-    """Return the vLLM package. Raises PlanError if it is missing, broken, or a different release."""
+    """Import vLLM and return the package. Raises PlanError if vLLM is missing, is broken, or is a different
+    release."""
     remedy = install_line("vllm", device)
     level = os.environ.get("VLLM_LOGGING_LEVEL", OPEN["VLLM_LOGGING_LEVEL"])
     # vLLM sets its own level only after it has printed a warning about Triton without CPUs
@@ -79,15 +83,15 @@ def imported(device: str) -> Any:
 
 
 def keep_weights_live() -> None:
-    """Make vLLM keep the weights of linear layers on a CPU and multiply with PyTorch. By default it packs
-    them and empties the originals, so weights could not be written in place."""
+    """Make vLLM on a CPU keep the weights of linear layers as they are, and multiply with PyTorch. By
+    default, vLLM packs these weights and empties the originals, so they could not be written in place."""
     layers: Any = importlib.import_module("vllm.model_executor.layers.utils")
     layers.dispatch_cpu_unquantized_gemm = _multiply_as_stored
 
 
 def know(architectures: Iterable[str]) -> None:
-    """Register the architectures in this process. vLLM would inspect them in a new process, which imports
-    everything again."""
+    """Register these architectures with vLLM in this process. Otherwise, vLLM would inspect them in a new
+    process, which imports everything again."""
     registry = importlib.import_module("vllm").ModelRegistry
     for name in architectures:
         if hasattr(known := registry.models.get(name), "load_model_cls"):
@@ -95,14 +99,14 @@ def know(architectures: Iterable[str]) -> None:
 
 
 def keep_groups() -> None:
-    """Keep torch groups alive when an engine ends. vLLM would destroy all groups of its process, including
-    the trainer's."""
+    """Make vLLM keep torch's process groups when an engine ends. By default, it destroys all groups of its
+    process, including the trainer's."""
     core: Any = importlib.import_module("vllm.v1.engine.core")
     core.cleanup_dist_env_and_memory = lambda shutdown_ray=False: None
 
 
 def leave_memory() -> None:
-    """Keep vLLM from binding all memory of its process, including the trainer's, to one NUMA node."""
+    """Prevent vLLM from binding all memory of this process, including the trainer's, to one NUMA node."""
     torch.ops._C.init_cpu_memory_env = lambda nodes: None
 
 

@@ -1,5 +1,5 @@
-"""vLLM's engine in this process, stepped by rlflow: rows grow token by token, and weights are written between
-two steps."""
+"""Run vLLM's engine in this process, one step at a time. In each step, rows grow by a token. Weights are
+written between two steps."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ from rlflow.training.protocols import ModelSpec, Sampling
 
 
 def draw_by_row_seed(runner: Any) -> bool:
-    """Make this model runner draw as the local backend does. Return False for vLLM's newer runner, which
-    exists only on GPUs: its noise already is a function of a row's seed and the token's position."""
+    """Make this model runner draw tokens as the local backend does, and return True. For vLLM's newer runner,
+    which exists only on GPUs, return False: its noise already is a function of a row's seed and the token's
+    position."""
     sampler = getattr(runner.sampler, "topk_topp_sampler", None)
     if sampler is None:
         return False
@@ -44,16 +45,18 @@ def draw_by_row_seed(runner: Any) -> bool:
 
 
 def seed_arguments(seed: int) -> dict[str, int]:
-    """Return the extra arguments of a request that carry the row's seed to the runner's sampler."""
+    """Return the extra arguments of a request, which carry the row's seed to the sampler."""
     return {"seed": signed(seed)}
 
 
 def _draw(runner: Any, logits: Tensor, generators: Any, top_k: Any, top_p: Any) -> tuple[Tensor, Tensor]:
-    """Return the tokens, int64 [rows], and the log-probs that they are drawn from, [rows, vocabulary].
+    """Return (tokens int64 [rows], log-probs [rows, vocabulary] of the distribution that they are drawn
+    from).
 
     logits: already divided by the temperature. vLLM also calls this for rows whose prompt is not yet
-    complete, and discards the result. All rows of a step belong to one call of ``generate`` with one set of
-    sampling options."""
+    complete, and discards the result. All rows of a step belong to one call of ``generate``, so they have the
+    same sampling options.
+    """
     rows = [runner.requests[name] for name in runner.input_batch.req_ids]
     options = rows[0].sampling_params
     logprobs = truncated(logits, options.top_k, options.top_p).log_softmax(-1, dtype=torch.float32)
@@ -71,7 +74,7 @@ Stops = Callable[[list[int]], bool]  # whether the newest token of a row ends it
 
 @dataclass
 class Row:
-    """One response while it grows."""
+    """One response, which grows token by token."""
 
     tokens: list[int] = field(default_factory=list)  # ids sampled so far
     logprobs: list[float] = field(default_factory=list)  # of each token
@@ -83,8 +86,8 @@ class Row:
     scored: list[float] = field(default_factory=list)
 
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float], version: int, stops: Stops) -> bool:
-        """Add the tokens of a step, up to and including the first at which ``stops`` is True. Return True if
-        there is such a token."""
+        """Add the tokens of a step. If ``stops`` is True after one of them, the tokens after it are dropped.
+        Returns True in this case."""
         for token, logprob in zip(tokens, logprobs, strict=True):
             self.tokens.append(token)
             self.logprobs.append(logprob)
@@ -95,7 +98,7 @@ class Row:
 
 
 class VllmEngine:
-    """One rank's worker of an engine."""
+    """A vLLM engine, or this rank's part of an engine that several ranks share."""
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings, architectures: Iterable[str]) -> None:
         self.seat = EngineRank.of_pool(settings.tensor_parallel)
@@ -159,23 +162,24 @@ class VllmEngine:
 
     @property
     def module(self) -> nn.Module:
-        """This rank's part of the live model: changes of its parameters take effect."""
+        """This rank's part of the live model. If you change its parameters, the engine uses the new
+        values."""
         module: nn.Module = self.llm.model_executor.driver_worker.worker.get_model()
         return module
 
     def answers(self) -> bool:
-        """Return True after sampling one token as a test. Raises the error that prevents it."""
+        """Sample one token as a test and return True. If the engine fails, raises its error."""
         rows = whole(self.sample([[0]], [Sampling(max_tokens=1)], [0], (), lambda _: False))
         return len(rows[0].tokens) == 1
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids of the model."""
+        """The number of the model's token ids."""
         return int(self.llm.vllm_config.model_config.get_vocab_size())
 
     @property
     def longest(self) -> int:
-        """Most tokens of a row, including the prompt."""
+        """The maximum number of tokens of a row, including the prompt."""
         return int(self.llm.vllm_config.model_config.max_model_len)
 
     def sample(
@@ -186,16 +190,19 @@ class VllmEngine:
         eos: Sequence[int],
         stops: Stops,
     ) -> Iterator[Sequence[Row]]:
-        """Yield all responses (always the same objects) each time a few of them have ended, and once more at
-        the end. ``samplings`` and ``seeds``: one per response. ``eos`` ends a response, and so does
-        ``stops``, called after each token."""
+        """Sample one response for each of ``prompts``. Whenever a few responses have ended, and once more at
+        the end, yields all responses (always the same objects).
+
+        samplings, seeds: one per response. eos: tokens that end a response. stops: a function that is called
+        after each token, and returns True to end the response.
+        """
         parameters = [
             self._parameters(sampling, seed, eos) for sampling, seed in zip(samplings, seeds, strict=True)
         ]
         return self._rows(prompts, parameters, stops)
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the log-prob of each token of these rows except the first, at temperature 1."""
+        """Return, for each row, the log-prob of each token except the first, at temperature 1."""
         parameters = self.vllm.SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False
         )
@@ -227,8 +234,11 @@ class VllmEngine:
         prompts: Sequence[Sequence[int]],
         parameters: Sequence[Any],
     ) -> None:
-        """Add requests, by the engine's names for them. Only rows of the same call share a cached prompt. A
-        prompt cached by an evaluation, an earlier run or other weights could change a last bit."""
+        """Start requests for the prompts, and add request name → row to ``under_way``.
+
+        Only rows of the same call share cached prompts. A prompt that was cached by an evaluation, by an
+        earlier run or with other weights could change the last bits of a result.
+        """
         salt = str(next(self._names))
         for row, prompt, own in zip(rows, prompts, parameters, strict=True):
             name = str(next(self._names))
@@ -254,7 +264,8 @@ class VllmEngine:
         )
 
     def _step(self, under_way: Mapping[str, Row], stops: Stops) -> list[str]:
-        """Sample one token for each scheduled row; return the names of rows that ended."""
+        """Run one engine step, which samples a token for each scheduled row. Returns the request names of the
+        rows that have ended."""
         with self._turn():
             outputs, version = self.llm.step(), self.version
         ended = []
@@ -277,8 +288,8 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Wait until no pause is active, then enter ``alone``. Raises TimeoutError if a pause lasts too
-        long."""
+        """Return a context for one step. Waits until the engine is not paused and no other thread is in
+        ``alone``. Raises TimeoutError if a pause lasts longer than its limit."""
         while True:
             if not self._going.wait(max(self._limit - time.monotonic(), 0.0)):
                 raise TimeoutError(
@@ -290,7 +301,8 @@ class VllmEngine:
                     return
 
     def pause(self, seconds: float) -> None:
-        """Make no further step until ``resume``. When this returns, a running step has finished."""
+        """Make no further steps until ``resume``. If a step is running, waits until it has finished. After
+        ``seconds``, waiting calls raise TimeoutError."""
         if self.seat.size > 1:
             raise ValueError(
                 f"pause: found an engine of {self.seat.size} ranks, which make their steps together, "
@@ -302,8 +314,8 @@ class VllmEngine:
             pass
 
     def resume(self, recompute: bool) -> None:
-        """Continue. With ``recompute``, the cache of unfinished rows is dropped and computed again with the
-        current weights."""
+        """Continue after ``pause``. With ``recompute``, the cache of unfinished rows is dropped and computed
+        again with the current weights."""
         if recompute:
             with self.alone():
                 self.llm.reset_prefix_cache(reset_running_requests=True)
@@ -311,8 +323,8 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """A context between two steps. Waiting threads enter in order, so consecutive steps do not starve
-        others."""
+        """Return a context between two steps, which only one thread at a time can enter. Threads enter in the
+        order in which they wait, so a thread that makes many steps does not starve other threads."""
         with self._line:
             self._between.acquire()
         try:
@@ -322,9 +334,12 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def writing(self, version: int) -> Iterator[None]:
-        """Return a context between two steps of the engine, in which weights may be written. Responses that
-        are being sampled continue with the new weights and keep their cache. An engine with several ranks
-        waits until no call runs, because its ranks step together."""
+        """Return a context between two steps, in which weights may be written. After it, the weights have
+        this version.
+
+        Responses that are being sampled continue with the new weights and keep their cache. If several ranks
+        share the engine, this waits until no call is running, because these ranks make their steps together.
+        """
         with self._calls if self.seat.size > 1 else contextlib.nullcontext(), self.alone():
             yield
             self.version = version
@@ -332,8 +347,8 @@ class VllmEngine:
                 self.llm.reset_prefix_cache()
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Write weights by Hugging Face name, this rank's part of each. Raises ValueError if a name is
-        unknown or missing, or if a shape does not fit."""
+        """Load this rank's part of each weight. ``weights`` yields (Hugging Face name, complete tensor).
+        Raises ValueError if a name is unknown or missing, or if a shape does not fit."""
         if self.direct:
             load_weights(self.module, weights)
         # layer by layer through vLLM's conversion, for layers that do not compute with their weights as
@@ -343,14 +358,18 @@ class VllmEngine:
 
 
 def whole(drawing: Iterable[Sequence[Row]]) -> Sequence[Row]:
-    """Return the responses after all have ended."""
+    """Return all responses after the last one has ended."""
     return deque(drawing, maxlen=1).pop()
 
 
 def ended_in_order(rows: Sequence[Row], at_once: int) -> list[int]:
-    """Return the ended rows in an order that does not depend on which step ended which row. The first
-    ``at_once`` rows come first, by length; among equal lengths, stopped rows first, then by number. Rows that
-    an unfinished row may still precede are not returned."""
+    """Return the numbers of the ended rows, in an order that does not depend on the step in which a row
+    ended.
+
+    The first ``at_once`` rows come first, then the next ones. Within them, shorter rows come first. Of rows
+    with equal lengths, rows that ended by themselves come first, then rows with lower numbers. An ended row
+    is omitted as long as an unfinished row may still come before it.
+    """
     open_from = min(
         ((number // at_once, len(row.tokens) + 1) for number, row in enumerate(rows) if not row.ended),
         default=(len(rows), 0),
@@ -364,7 +383,7 @@ def ended_in_order(rows: Sequence[Row], at_once: int) -> list[int]:
 
 
 def refusal(spec: ModelSpec, error: Exception) -> PlanError:
-    """Return the error for a model or settings that vLLM refuses."""
+    """Return the PlanError for a model or settings that vLLM does not support. error: vLLM's own error."""
     return PlanError.of(
         "vllm-engine",
         f"vLLM cannot run the model in {spec.folder}",
@@ -375,7 +394,7 @@ def refusal(spec: ModelSpec, error: Exception) -> PlanError:
 
 
 def live(module: nn.Module) -> bool:
-    """Return True if all layers compute with their weights as stored, so that weights can be written in
+    """Return True if all layers compute with their weights as stored. Only then can weights be written in
     place."""
     methods = {
         type(method).__name__
@@ -388,7 +407,8 @@ def live(module: nn.Module) -> bool:
 
 
 def load_weights(module: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
-    """Write weights in place with the model's own loader."""
+    """Load weights in place with the model's own loader. Raises ValueError if vLLM rejects a weight or if a
+    weight is missing."""
     at = "the first"
 
     def noted() -> Iterator[tuple[str, Tensor]]:
