@@ -117,7 +117,7 @@ class Trainer:
         """Do nothing: ranks do not compute in lockstep."""
 
     def step(self) -> OptimizerStep:
-        """Count an optimizer step."""
+        """Count an optimizer step and return it as applied."""
         self.steps += 1
         return OptimizerStep(True, 0.0, 0.0)
 

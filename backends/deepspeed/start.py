@@ -26,9 +26,9 @@ def start(device: str) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", torch.device(device).type)
     package = require("deepspeed", extra="deepspeed", install=INSTALL["deepspeed"])
     ops = importlib.import_module("deepspeed.ops")
-    # otherwise it runs a compiler to find out what it could compile
+    # otherwise DeepSpeed runs a compiler to find out what it could compile
     compiled = vars(ops).setdefault("__compatible_ops__", {})
-    compiled["deepspeed_shm_comm"] = False  # an all-reduce that it would compile at first use
+    compiled["deepspeed_shm_comm"] = False  # an all-reduce that DeepSpeed would compile at first use
     # DeepSpeed uses deprecated names of torch
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     os.environ.setdefault(

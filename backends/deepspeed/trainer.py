@@ -69,7 +69,6 @@ class Computation(nn.Module):
         self.reader = trainer.reader
         self.compute = trainer.compute_whole
 
-    # keyword arguments, because DeepSpeed searches positional arguments for tensors
     def forward(self, *, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
         """Return the columns in ``want`` for these rows. The arguments are keywords, because DeepSpeed
         searches positional arguments for tensors."""
@@ -103,7 +102,7 @@ class Trainer(local.Trainer):
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         super().__init__(replace(spec, device="cpu"), settings or TrainerSettings())
-        # not earlier, so that no group of ranks remains if the folder is refused
+        # after loading, so that no process group remains if the folder is refused
         package = start(spec.device)
         self.spec, self.peers = spec, Peers(lockstep=True)
         self.packs = self.packs and spec.device == "cpu"

@@ -1,4 +1,4 @@
-"""Options of the fsdp backend: ``--ROLE.NAME``."""
+"""The options of the fsdp backend, which users set with ``--ROLE.NAME``."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Trainer(local.Trainer):
 
     @property
     def first(self) -> bool:
-        """True if this rank writes the files."""
+        """True on the rank that writes files."""
         return not dist.is_initialized() or dist.get_rank() == 0
 
     def load(self, folder: Path) -> None:

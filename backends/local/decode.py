@@ -201,7 +201,7 @@ def decode(
     drawn = Drawn.nothing(
         len(of), sampling.max_tokens, torch.promote_types(rows.hidden.dtype, torch.float32), network.device
     )
-    token = rows.places  # token of the previous step; unused in the first
+    token = rows.places  # token of the previous step; unused in the first step
     for first in range(0, sampling.max_tokens, block):
         columns = range(first, min(first + block, sampling.max_tokens))
         for step in columns:

@@ -275,7 +275,7 @@ def _in_order(out: Drawn, rows: Tensor) -> Tensor:
 def _columns(drawn: Drawn, sampling: Sampling, version: int) -> dict[str, Data]:
     lengths = drawn.lengths
     tokens, logprobs = flatten(drawn.tokens, lengths), flatten(drawn.logprobs, lengths)
-    # it divides the logits
+    # the temperature divides the logits, so a greedy row has 1
     temperature = torch.full((len(lengths),), sampling.temperature or 1.0, dtype=logprobs.dtype)
     token_level = {
         "tokens": tokens,

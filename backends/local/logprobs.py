@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 ENTRIES = 2**28  # default number of logits at once: 1 GiB in float32
 CACHED = 2**19  # logits processed at once on a CPU, to stay in its cache
-ELSEWHERE = 2**25  # and on other devices
+ELSEWHERE = 2**25  # logits processed at once on other devices
 Logits = Callable[[Tensor], Tensor]
 
 

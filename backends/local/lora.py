@@ -54,7 +54,7 @@ def add_adapters(module: Any, settings: TrainerSettings) -> None:
         fan_in_fan_out=transposed,
         target_modules=[f"module.{name}" for name in chosen],
     )
-    # hides the model's config, which peft would use to rename targets of experts
+    # this wrapper hides the model's config, which peft would use to rename targets of experts
     holder = nn.ModuleDict({"module": module})
     peft_package().inject_adapter_in_model(config, holder)
     for layer in adapted(module).values():

@@ -243,14 +243,14 @@ class Network:
             self.head.to(device)
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder, including the value head."""
+        """Write the model as a Hugging Face folder, including the value head."""
         merged = dict(self.tensors(precise=True)) if self.adapted else None
         self.write(folder, merged, self.head.state_dict() if self.kind == "values" else {})
 
     def write(self, folder: Path, tensors: dict[str, Tensor] | None, head: dict[str, Tensor]) -> None:
-        """Write a model folder with these weights, or with the model's own if ``tensors`` is None. Weights
-        with merged adapters are all written in float32, as a run without adapters writes the weights that it
-        trains."""
+        """Write a model folder with the weights ``tensors`` and the value head ``head``. If ``tensors`` is
+        None, write the model's own weights. If adapters are merged into the weights, all weights are written
+        in float32, the dtype of a trained model without adapters."""
         if self.adapted and tensors is not None:
             tensors = {
                 name: tensor.float() if tensor.dtype in LOW else tensor for name, tensor in tensors.items()
@@ -301,7 +301,7 @@ def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tupl
     not initialised. See ``load_network``."""
     adapters = settings if settings is not None and settings.lora and spec.trained else None
     if adapters:
-        lora.peft_package()  # raise before reading the weights if it is missing
+        lora.peft_package()  # if peft is missing, raise before reading the weights
     if spec.trained and spec.dtype == "float16":
         raise PlanError.of(
             "dtype",
@@ -321,7 +321,7 @@ def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tupl
     head = _head(module, spec)
     if adapters:
         lora.add_adapters(module, adapters)
-        if head is not None:  # the head is new and learns completely
+        if head is not None:  # the head is new, so all its weights are trained
             head.to(torch.promote_types(head.weight.dtype, torch.float32)).requires_grad_(True)
     return module, head
 
@@ -347,7 +347,7 @@ def value_head(module: Any, folder: Path) -> nn.Linear:
 def checkpoint_layers(module: Any) -> None:
     """Make each layer recompute its activations in the backward pass (gradient checkpointing). Only the flag
     ``training`` of the layers is set, so dropout stays off."""
-    # where the newer name exists, the older one warns
+    # in releases with the newer name, the older name warns
     newer = getattr(module, "activation_checkpointing_enable", None)
     (newer or module.gradient_checkpointing_enable)({"use_reentrant": False, "preserve_rng_state": False})
     for layer in module.modules():
@@ -539,7 +539,7 @@ def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any
 
 
 def as_it_is(logits: Tensor) -> Tensor:
-    """Return the logits unchanged."""
+    """Return ``logits`` unchanged: the function of a model that applies nothing after its head."""
     return logits
 
 

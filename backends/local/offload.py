@@ -90,7 +90,7 @@ def _written(storages: Iterable[UntypedStorage]) -> IO[bytes]:
             file.write(_memory(storage))
         file.flush()
     except OSError as error:
-        with contextlib.suppress(OSError):  # its buffer does not fit either
+        with contextlib.suppress(OSError):  # closing writes the buffer, which does not fit either
             file.close()
         raise OSError(
             error.errno, f"{error.strerror}: no space for model parts in {folder or tempfile.gettempdir()}"

@@ -8,8 +8,8 @@ from torch import Tensor
 from rlflow.backends.local.logprobs import rows_at_once
 from rlflow.training.protocols import Sampling
 
-ELSEWHERE = 8 << 20  # logits processed at once on other devices than a CPU
-# number of tokens from which a vocabulary is large, and how many of it are summed at once
+ELSEWHERE = 8 << 20  # logits processed at once on devices other than a CPU
+# size from which a vocabulary counts as large; number of its tokens that are summed at once
 LARGE, BLOCK = 1 << 15, 512
 
 

@@ -24,7 +24,7 @@ class Sequences:
     targets: Tensor  # int64 [entries], the response tokens, flat
     # int64 [entries]: place of the token before each response token, in the flattened [rows × L]
     before: Tensor
-    last: Tensor  # int64 [rows]: place of each row's last token, likewise
+    last: Tensor  # int64 [rows]: place of each row's last token, in the flattened [rows × L]
 
 
 def sequences(rows: Batch, device: torch.device) -> Sequences:

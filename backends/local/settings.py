@@ -1,4 +1,4 @@
-"""Options of the local backend: ``--ROLE.NAME``."""
+"""The options of the local backend, which users set with ``--ROLE.NAME``."""
 
 from __future__ import annotations
 

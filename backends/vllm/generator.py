@@ -98,7 +98,7 @@ class Generator:
             movable=tuple(TAGS) if settings.sleep_mode and device != "cpu" else (),
             temperatures=(COLDEST, HOTTEST),
             longest=settings.max_model_len,
-            # 0: the rest of a GPU's share
+            # 0 means the rest of the engine's share of a GPU
             cache_bytes=settings.kv_cache_memory_bytes or (CPU_CACHE if device == "cpu" else 0),
         )
 
@@ -120,8 +120,8 @@ class Generator:
 
         The tokens of a row are a function of its prompt, its seed and the weights. Other rows affect them
         only through the rounding of matrix products. If another thread calls ``receive`` during sampling,
-        ``policy_version`` shows which tokens were sampled before and after. Raises ValueError if a row does
-        not fit, and any error that ends the engine.
+        ``policy_version`` shows which tokens were sampled before and after. Raises PlanError if a row does
+        not fit, ValueError for other invalid arguments, and any error that ends the engine.
         """
         axis, drawing = self._drawn(prompts, sampling, seeds)
         return batch_of(axis, whole(drawing), sampling, self.eos, self.tokenizer)
@@ -276,7 +276,7 @@ class Generator:
         movable = self.capabilities(self.settings, self.spec.device).movable
         self.asleep |= set(parts or movable) & set(movable)
         if "weights" in self.asleep:
-            self.engine.llm.sleep(1 if keep else 2)  # takes the cache along
+            self.engine.llm.sleep(1 if keep else 2)  # this also frees the cache
             self._wake(set(movable) - self.asleep)
         elif self.asleep:
             self.engine.llm.release_kv_cache_memory()

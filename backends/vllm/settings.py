@@ -1,4 +1,4 @@
-"""Options of the vllm backend: ``--ROLE.NAME``."""
+"""The options of the vllm backend, which users set with ``--ROLE.NAME``."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Row:
     """One response, which grows token by token."""
 
     tokens: list[int] = field(default_factory=list)  # ids sampled so far
-    logprobs: list[float] = field(default_factory=list)  # of each token
+    logprobs: list[float] = field(default_factory=list)  # log-prob of each sampled token
     # version of the weights with which each token was sampled
     versions: list[int] = field(default_factory=list)
     ended: bool = False  # whether the response is complete
@@ -296,7 +296,7 @@ class VllmEngine:
                     "generate: found the engine paused past its deadline, expected resume() before it"
                 )
             with self.alone():
-                if self._going.is_set():  # no pause came first
+                if self._going.is_set():  # no pause began in between
                     yield
                     return
 

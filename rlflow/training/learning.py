@@ -127,7 +127,7 @@ class Passes:
     minibatch: int | None = None  # rows per optimizer step over all ranks; None: all rows
     # how the loss values of a minibatch are averaged; a tuple if there are several losses
     mean: Means = "tokens"
-    seed: int = 0  # for the order of the rows
+    seed: int = 0  # seed for the order of the rows
     micro_tokens: int = 16384  # maximum padded tokens per forward
     # function that divides a step's units into micro-batches; None: divided by micro_tokens
     cut: Callable[[Batch, Sequence[Tensor]], Iterable[list[Tensor]]] | None = None
@@ -206,7 +206,7 @@ def learn_shares(
         objective = torch.zeros((), dtype=torch.float64, device=engine.device)
         micros = list(cut(batch, share.units))
         # all ranks exchange this count before their first micro-batch, because ranks in lockstep wait for
-        # each other in each one
+        # each other in every micro-batch
         idle = engine.peers.idle(len(micros), engine.device)
         for micro in micros:
             rows = torch.cat(micro)
@@ -315,7 +315,7 @@ def only_masked(new: New, mask: Tensor) -> New:
 
 
 class _Steps:
-    """Totals of the optimizer steps of one update."""
+    """Running totals of the optimizer steps of one update."""
 
     def __init__(self) -> None:
         self.count = self.skipped = self.rows = 0

@@ -1,4 +1,4 @@
-"""Select the rows of a batch that a loss learns from, and number their groups."""
+"""Select the rows of a batch from which a loss learns, and number the groups of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.errors import FlowError
 
-# marks of skipped rows: a different row of the group is skipped; no loss uses the row (``where``)
+# marks of skipped rows: another row of the group is broken; no loss uses the row (``where``)
 WITH_GROUP, NO_LOSS = -1, -2
 MODEL_COLUMNS = ("prompt_tokens", "tokens", "mask")  # columns that every update reads
 

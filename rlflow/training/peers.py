@@ -25,7 +25,7 @@ class Peers:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks."""
+        """The number of ranks; 1 for this process alone."""
         if self.group is not None:
             return int(self.group.size())
         return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

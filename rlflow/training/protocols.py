@@ -69,7 +69,7 @@ class Capabilities:
     float64: bool = True
     # parts that ``sleep`` can free one by one: weights, optimizer, gradient, cache
     movable: tuple[str, ...] = ()
-    passing: tuple[str, ...] = ()  # parts that are in memory only while they are used
+    passing: tuple[str, ...] = ()  # parts of its memory that exist only while they are used
     # capabilities of a trainer
     row_exact: bool = False  # True if the numbers of a row are bit-equal whatever other rows the batch has
     adapters: bool = False  # True if it trains adapters, and all other weights stay constant
@@ -83,7 +83,7 @@ class Capabilities:
     # capabilities of a generator
     # lowest temperature above 0, and highest, at which it samples
     temperatures: tuple[float, float] = (0.0, math.inf)
-    batch_tokens: int = 0  # maximum tokens that it takes at once; 0: no limit
+    batch_tokens: int = 0  # maximum number of tokens that it accepts at once; 0: no limit
     longest: int = 0  # maximum tokens per row; 0: the number of its model's positions
     cache_bytes: int = 0  # bytes of its cache, if settings determine this number; else 0
     # True if it can sample with the tensors of a ``live`` trainer in its process (``SharesWeights``)
@@ -115,8 +115,8 @@ class Sampling:
     # True: special tokens are removed from a row's text, also in the middle
     skip_special_tokens: bool = False
     min_tokens: int = 0  # a token cannot end a row before the row has this many tokens
-    # recorded number of tokens of each row, at which the row ends whatever is sampled; (): rows end by
-    # themselves
+    # recorded number of tokens of each row; the row ends after this many tokens, whatever they are; (): rows
+    # end by themselves
     lengths: tuple[int, ...] = ()
 
     def of_rows(self, keys: Tensor) -> list[Sampling]:

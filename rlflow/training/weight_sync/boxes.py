@@ -29,14 +29,14 @@ def overlap(one: Box, other: Box) -> Box:
 
 
 def within(inner: Box, outer: Box) -> tuple[slice, ...]:
-    """Return slices that select the box ``inner`` from a tensor that holds the box ``outer``."""
+    """Return the slices that select the box ``inner`` from a tensor whose elements are the box ``outer``."""
     return tuple(
         slice(low - start, high - start) for (low, high), (start, _) in zip(inner, outer, strict=True)
     )
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Return True if ``outer`` has all elements of ``inner``."""
+    """Return True if the box ``outer`` has all elements of the box ``inner``."""
     return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
 
 

@@ -101,7 +101,7 @@ class Handles(Segment):
         return ""
 
     def wait(self) -> None:
-        """Wait until the messages of the bucket have arrived."""
+        """Wait until all ranks have packed the bucket, so that it can be read."""
         self._settle()
         super().wait()
 

@@ -1,4 +1,4 @@
-"""Layouts: which rank holds which boxes of which tensor."""
+"""Layouts of weights: which rank holds which boxes of which tensor."""
 
 from __future__ import annotations
 

@@ -51,6 +51,6 @@ class Mailbox(Parcels):
         self.place.hide()
 
     def close(self) -> None:
-        """Free the memory."""
+        """Unlink the file and free the memory."""
         self.hide()
         super().close()

@@ -33,7 +33,7 @@ from rlflow.training.weight_sync.transfer_plan import (
 BUCKET = 64 << 20  # bytes
 SHARE = 4  # pieces or parts larger than 1 / SHARE of a bucket are divided, so that buckets fill well
 SPLIT = 1 << 20  # bytes: pieces that several ranks could send are divided among them, down to this size
-KEPT = 8  # number of cached plans
+KEPT = 8  # maximum number of cached plans
 
 _plans: OrderedDict[tuple[object, ...], TransferPlan] = OrderedDict()
 

@@ -76,8 +76,8 @@ class Template:
     parts: tuple[Moves, ...]  # moves in parts, each small enough for a bucket
     local: Moves  # moves within a rank
     missing: Numbers  # [ranks], elements that each rank needs and does not hold
-    outbound: tuple[Numbers, ...] = ()  # for each part, elements sent by rank
-    inbound: tuple[Numbers, ...] = ()  # for each part, elements received by rank
+    outbound: tuple[Numbers, ...] = ()  # for each part, [ranks], elements that each rank sends
+    inbound: tuple[Numbers, ...] = ()  # for each part, [ranks], elements that each rank receives
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class TransferPlan:
     """All moves that change one layout of a model into another, divided into buckets."""
 
     ranks: int  # ranks of trainers and generators together
-    limit: int  # bytes of a bucket, for each rank and direction
-    templates: tuple[Template, ...]  # template of each number
+    limit: int  # maximum bytes of a bucket, for each rank and direction
+    templates: tuple[Template, ...]  # templates, indexed by their number
     names: Mapping[str, tuple[int, str]]  # tensor → (number of its template, dtype on the wire)
     buckets: tuple[Bucket, ...]  # in transfer order
     source: WeightLayout  # layout of the trainers

@@ -15,7 +15,7 @@ from rlflow.training.weight_sync.shards import TensorViews
 from rlflow.training.weight_sync.transfer_plan import TransferPlan
 from rlflow.training.weight_sync.transport import TransferError
 
-ROWS = 1 << 16  # elements processed at once: with more, each step would allocate new memory from the system
+ROWS = 1 << 16  # elements processed at once; with more, each step would request new memory from the system
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
