@@ -50,7 +50,7 @@ class TrainerSettings:
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """The options of a generator."""
+    """The options of a generator: how much is sampled at once."""
 
     # tokens of key-value cache at once; more is faster and takes more memory
     batch_tokens: Annotated[int, Ge(1)] = 65536

@@ -443,7 +443,8 @@ class Trainer:
         return [torch.cat(micro) for micro in self._cut(batch, units)]
 
     def _cut(self, batch: Batch, units: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """Yield the units of each micro-batch."""
+        """Divide units (tensors with the numbers of rows that must stay together) into micro-batches, and
+        yield the units of each micro-batch."""
         tokens = self.settings.micro_tokens
         return (
             packed_microbatches(batch, units, tokens=tokens)

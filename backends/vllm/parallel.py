@@ -61,8 +61,8 @@ class EngineRank:
         return {"RANK": str(self.rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(index)}
 
     def check_group(self) -> None:
-        """Raise PlanError if this process already shares an engine with other ranks. vLLM has one set of
-        process groups per process, and reuses it without a check."""
+        """Raise PlanError if this process already shares an engine with ranks other than the ranks of this
+        engine. vLLM has one set of process groups per process, and reuses it without a check."""
         first = self.rank - self.rank % self.size
         grouped, own = _state().get_tp_group().ranks, list(range(first, first + self.size))
         if grouped != own:

@@ -154,7 +154,7 @@ def steps(
 ) -> Iterator[RankShare]:
     """Yield one share for each optimizer step of an update. The share has all rows of the step.
 
-    units: tensors of row numbers; a minibatch never divides a unit. counts: int64 [rows], the number of
+    units: tensors with the numbers of rows that must stay together. counts: int64 [rows], the number of
     tokens under the mask. own: bool [rows, losses], whether a loss uses a row; None if there is only one
     loss. A minibatch without any token under the mask is skipped.
     """

@@ -26,8 +26,8 @@ def units_of(groups: Tensor) -> list[Tensor]:
 def minibatches(
     units: Sequence[Tensor], *, rows: int | None, seed: int, epoch: int
 ) -> Iterator[list[Tensor]]:
-    """Yield the units of each minibatch of an epoch. The order of the units is drawn from ``seed`` and
-    ``epoch``.
+    """Yield the units of each minibatch of an epoch. A unit has the numbers of rows that must stay together:
+    a row, or a group. The order of the units is drawn from ``seed`` and ``epoch``.
 
     A minibatch has at most ``rows`` rows, or consists of a single larger unit. If ``rows`` is None, one
     minibatch has all rows. The last minibatch may be smaller.
@@ -37,9 +37,13 @@ def minibatches(
 
 
 def microbatches(units: Sequence[Tensor], lengths: Tensor, *, tokens: int) -> Iterator[list[Tensor]]:
-    """Yield the units of each micro-batch. Units of similar length are together, and the longest come first.
-    A micro-batch has at most ``tokens`` tokens including padding, or consists of a single unit. ``lengths``:
-    int64 [rows], the number of tokens of each row."""
+    """Yield the units of each micro-batch. A unit has the numbers of rows that must stay together: a row, or
+    a group.
+
+    Units of similar length are in the same micro-batch, and the longest come first. A micro-batch has at most
+    ``tokens`` tokens including padding, or consists of a single unit. ``lengths``: int64 [rows], the number
+    of tokens of each row.
+    """
     longest = [int(lengths[unit].max()) for unit in units]
     order = sorted(range(len(units)), key=lambda i: (-longest[i], int(units[i][0])))
     width = {int(units[i][0]): max(longest[i], 1) for i in order}
@@ -47,8 +51,8 @@ def microbatches(units: Sequence[Tensor], lengths: Tensor, *, tokens: int) -> It
 
 
 def _filled(units: Iterable[Tensor], capacity: Callable[[Tensor], float]) -> Iterator[list[Tensor]]:
-    """Yield lists of consecutive units. A list has at most as many rows as ``capacity`` returns for its first
-    unit, but at least one unit."""
+    """Yield lists of consecutive units (tensors of row numbers). A list has at most as many rows as
+    ``capacity`` returns for its first unit, but at least one unit."""
     rows_taken: list[Tensor] = []
     count, room = 0, 0.0
     for unit in units:

@@ -84,7 +84,8 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def packed_microbatches(batch: Batch, units: Sequence[Tensor], *, tokens: int) -> Iterator[list[Tensor]]:
-    """Yield the units of each micro-batch. Units of the same family are adjacent.
+    """Yield the units of each micro-batch. A unit has the numbers of rows that must stay together: a row, or
+    a group. Units of the same family (rows whose prompts begin with the same tokens) are adjacent.
 
     A micro-batch computes at most ``tokens`` tokens, or consists of a single unit. The shared prefix of a
     family counts once per micro-batch. The other tokens of each row count in full.

@@ -170,8 +170,7 @@ def _table(boxes: Iterable[Box], ndim: int) -> Numbers:
 
 
 def _needs(name: str, wanted: Spread) -> tuple[Numbers, Numbers]:
-    """Return the receiver and the box of each distinct box that a rank needs, as arrays [N] and [N, ndim,
-    2]."""
+    """Return (receiver [N], box [N, ndim, 2]) for each distinct box that a rank needs."""
     needs = [
         (rank, box) for rank, boxes in enumerate(wanted.boxes) for box in dict.fromkeys(boxes) if volume(box)
     ]

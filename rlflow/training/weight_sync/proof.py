@@ -25,8 +25,8 @@ Reload = Callable[[Iterator[tuple[str, Tensor]]], None]
 
 @dataclass(frozen=True, eq=False)
 class Destinations:
-    """The memory that a Resharder writes into: the engine's own memory, or staged tensors that the engine
-    then loads itself."""
+    """The memory that a transfer writes into: the engine's own memory, or staged tensors that the engine then
+    loads itself."""
 
     pieces: dict[str, TensorViews]  # tensor → views of the engine's memory
     staged: dict[str, Tensor]  # tensor → complete tensor that the engine then loads itself

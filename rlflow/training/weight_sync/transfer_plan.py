@@ -82,8 +82,8 @@ class Template:
 
 @dataclass(frozen=True)
 class Item:
-    """A part of a tensor in a bucket: the tensor's name, the number of its template, and the number of the
-    part."""
+    """One part of a tensor's moves in a bucket: the name of the tensor, the number of its template, and the
+    number of the part."""
 
     name: str
     template: int

@@ -32,8 +32,8 @@ def digest(values: Tensor, box: Box) -> int:
 
 
 def _summed(values: Tensor, box: Box) -> Tensor:
-    """Return [rows]: the term of each row (first dimension) in the digest, before the factor of the row is
-    applied."""
+    """Return [rows]: the term of each row (first dimension) in the digest, before it is multiplied by the
+    coefficient of the row."""
     terms = bits(values).to(torch.int64)
     for dim in range(values.dim() - 1, 0, -1):
         terms = (terms * _coefficients(dim, box[dim], values.device)).sum(-1)
