@@ -95,9 +95,8 @@ T = TypeVar("T")
 
 
 class Root(nn.Module):
-    """A module that contains the model and its head. Its forward can run any computation. FSDP2 gathers
-    weights that do not belong to a layer around the forward of this module, so such a computation has these
-    weights."""
+    """A module that contains the model and its head. Its forward can run any computation. Around this
+    forward, FSDP2 gathers the weights that do not belong to a layer, so the computation can use them."""
 
     def __init__(self, module: nn.Module, head: nn.Module | None) -> None:
         super().__init__()

@@ -104,9 +104,9 @@ def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> 
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """Replace the attention function of transformers. It differs in three cases: packed rows, decode steps of
-    branched rows, and grouped-query attention with a mask on a CPU during inference, where keys need not be
-    copied."""
+    """Replace the attention function of transformers. The replacement behaves differently in three cases:
+    packed rows, decode steps of branched rows, and grouped-query attention with a mask on a CPU during
+    inference, where keys need not be copied."""
     if isinstance(attention_mask, PackedMask):
         return attend(query, key, value, attention_mask, **options), None
     if isinstance(attention_mask, StepMask):

@@ -46,8 +46,8 @@ def _sdpa_mask(
     use_vmap: bool = False,
     **options: Any,
 ) -> Tensor | PackedMask | StepMask | None:
-    """Replace the mask function of transformers. It differs only within ``known``, and for packed or branched
-    rows."""
+    """Replace the mask function of transformers. The replacement behaves differently only within ``known``,
+    and for packed or branched rows."""
     visible = options.get("mask_function", masking_utils.causal_mask_function)
     if (packed := mask_of_packed(options.get("local_size"), visible, use_vmap)) is not None:
         return packed

@@ -168,8 +168,8 @@ def save_adapter(
 
 
 def _targets(module: Any, names: list[str]) -> list[str]:
-    """Return the names of the adapted layers for PEFT's config. If no other linear layer has the same last
-    name parts, these parts are enough; otherwise, return full names."""
+    """Return names of the adapted layers for PEFT's config. If the last part of a name (such as q_proj) never
+    belongs to a layer without an adapter, these last parts are enough. Otherwise, return full names."""
     last = {name.rpartition(".")[2] for name in names}
     others = {
         name.rpartition(".")[2]

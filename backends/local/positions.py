@@ -15,7 +15,8 @@ Visible = Callable[[Any, Any, Tensor, Tensor], Any]
 def by_positions(visible: Visible, local_size: int | None, longest: int, use_vmap: bool) -> Visible | None:
     """Return the mask function ``visible`` of a kind of layer. Returns None if it is not needed, because each
     token sees all earlier tokens in rows of at most ``longest`` tokens. local_size: the size of the layer's
-    window or chunk. Raises ValueError if the mask depends on more than positions (``use_vmap``)."""
+    window or chunk. Raises ValueError if ``use_vmap`` is True, because the mask then depends on more than
+    positions."""
     if use_vmap:
         raise ValueError("found a model with its own mask, expected masks that depend on positions alone")
     plain = visible is masking_utils.causal_mask_function or (local_size and longest <= local_size)

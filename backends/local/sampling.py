@@ -71,8 +71,8 @@ def _passes(cumulative: Tensor, at: Tensor) -> Tensor:
 
 
 def _by_blocks(probability: Tensor, at: Tensor) -> Tensor:
-    """Return the result of ``inverse``, int64 [rows, 1], for a large vocabulary. The token always has a
-    probability above 0, unless its complete block has probability 0."""
+    """Return the result of ``inverse``, int64 [rows, 1], for a large vocabulary. The token is at most the
+    last token of its block with a probability above 0."""
     blocks = torch.nn.functional.pad(probability, (0, -probability.shape[-1] % BLOCK)).unflatten(
         -1, (-1, BLOCK)
     )

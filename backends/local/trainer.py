@@ -178,8 +178,8 @@ class Trainer:
         return replace(learned, steps={**learned.steps, **self._rounding()})
 
     def _rounding(self) -> dict[str, float]:
-        """Return the metric of ``lora.rounding``, which is what rounding loses when adapters are merged for
-        generators. Returns {} without adapters."""
+        """Return the metric of ``lora.rounding``: the share of the adapters' learning that is lost when
+        adapters are merged for generators. Returns {} without adapters."""
         return {MERGE_ROUNDING: lora.rounding(self._merging(), self._whole)} if self.network.adapted else {}
 
     def _merging(self) -> Iterator[tuple[Any, Tensor]]:

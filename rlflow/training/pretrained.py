@@ -1,10 +1,10 @@
 """Read model folders: config, tokenizer, and weights as safetensors. Nothing in this module runs code from
 the folder or unpickles data.
 
-rlflow loads everything from transformers through this module, because the defaults of transformers are
-unsafe. It can run Python files that a config names under ``auto_map``, if a user answers y on standard input.
-If there are no safetensors, it unpickles the weights. It fetches and runs an attention kernel that a config
-names.
+rlflow loads configs, tokenizers and models only through this module, because the defaults of transformers are
+unsafe. By default, transformers runs Python files that a config names under ``auto_map`` if a user answers y
+on standard input. If there are no safetensors, transformers unpickles the weights. It also fetches and runs
+an attention kernel that a config names.
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ class Resharder:
     """Moves weights from the ``source`` views of all ranks to the ``target`` views of all ranks. Every rank
     makes its own Resharder from the same plan, and calls the same methods in the same order.
 
-    source: views of the weights that this rank holds. target: views of the memory that it must fill. If this
-    memory moves, call ``relocate`` (for ``source``) or make a new Resharder. buffers: with 2, the next bucket
-    is packed while a bucket is sent; 1 takes half the memory. verify_every: digests are compared after every
-    such number of runs; 0 means never.
+    source: views of the weights that this rank holds. target: views of the memory that it must fill. If the
+    memory of ``source`` moves, call ``relocate``. If the memory of ``target`` moves, make a new Resharder.
+    buffers: with 2, the next bucket is packed while a bucket is sent; 1 takes half the memory. verify_every:
+    digests are compared after every ``verify_every``-th run; 0 means never.
     """
 
     def __init__(
