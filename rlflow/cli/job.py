@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from rlflow.cluster.submit.kuberay import ray_job
 from rlflow.cluster.submit.ray_submit import submission
 from rlflow.cluster.submit.skypilot import job_group
+from rlflow.cluster.submit.slurm import batch_script
 from rlflow.cluster.submit.target import target_of
 from rlflow.config.flags import read_flags
 
-FORMS = {"skypilot": job_group, "kuberay": ray_job, "ray": submission}
+FORMS = {"skypilot": job_group, "kuberay": ray_job, "ray": submission, "slurm": batch_script}
 
 
 def print_job(file: str, arguments: Sequence[str]) -> int:

@@ -17,7 +17,12 @@ BUCKET = re.compile(r"(s3|gs|r2|cos|oci|nebius|cw|https)://[\w./:+-]+")
 CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 PATH = re.compile(r"/[^\0\n]+")
 # form of the printed text → kinds of storage that the form supports
-SUPPORTED = {"skypilot": ("bucket", "claim", "path"), "kuberay": ("claim", "path"), "ray": ("path",)}
+SUPPORTED = {
+    "skypilot": ("bucket", "claim", "path"),
+    "kuberay": ("claim", "path"),
+    "ray": ("path",),
+    "slurm": ("path",),
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ def keep_of(text: str, form: str) -> Keep:
                 "skypilot": "s3://BUCKET or another bucket's URL, the name of a volume, or an absolute path",
                 "kuberay": "the name of a PersistentVolumeClaim, or an absolute path of the nodes",
                 "ray": "an absolute path on the machine of Ray's head",
+                "slurm": "an absolute path that all nodes share",
             }[form],
             remedy=f"{FLAG} {'s3://BUCKET/FOLDER' if form == 'skypilot' else 'CLAIM' if form == 'kuberay' else '/PATH'}",
         )
@@ -62,9 +68,10 @@ def keep_of(text: str, form: str) -> Keep:
 def warning(form: str, keep: Keep | None, out: str) -> list[str]:
     """Return a list with a warning if nothing keeps the run's folder; otherwise [].
 
-    ``out``: the run's --out. An absolute path is assumed to persist, except in a pod.
+    ``out``: the run's --out. An absolute path is assumed to persist, except in a pod, and so is the folder in which
+    a Slurm job is submitted.
     """
-    if keep is not None or (out.startswith("/") and form != "kuberay"):
+    if keep is not None or form == "slurm" or (out.startswith("/") and form != "kuberay"):
         return []
     return [
         (

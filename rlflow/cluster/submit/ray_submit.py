@@ -34,7 +34,8 @@ def submission(target: LaunchTarget) -> str:
             [
                 *words,
                 "--",
-                target.command({}, started=True) + ("" if _joins(target) else " --ray-address auto"),
+                target.command({}, started=True, ray="auto")
+                + ("" if _joins(target) else " --ray-address auto"),
             ]
         )
         + "\n"

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge
 
@@ -22,7 +22,8 @@ from rlflow.errors import PlanError, listed, printable
 from rlflow.monitoring.secrets import masked, telling
 from rlflow.processes.declare import Service, in_place, split_services
 
-Kind = Literal["skypilot", "kuberay", "ray"]
+Kind = Literal["skypilot", "kuberay", "ray", "slurm"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 HEAD = "job"  # prefix of the launch flags, as in --job.nodes
 FIRST_PORT = 8001  # first port of services; others follow
 RAY_PORT = 6379  # port of Ray's head
@@ -50,6 +51,8 @@ class JobSettings:
     address: str | None = None
     # storage of the run's folder: URL of a bucket, name of a volume's claim, or an absolute path
     keep: str | None = None
+    time: str | None = None  # time limit of a Slurm job, such as 1-12:00:00
+    seeds: str | None = None  # for Slurm: a job for each of these seeds, such as 0-4
     # names of environment variables with secrets; repeat the flag for several
     secret: tuple[str, ...] = ()
 
@@ -91,12 +94,21 @@ class LaunchTarget:
             for number, service in enumerate(each for each in self.services if not each.external)
         ]
 
-    def command(self, urls: Mapping[str, str], file: str | None = None, started: bool = False) -> str:
+    def command(
+        self,
+        urls: Mapping[str, str],
+        file: str | None = None,
+        started: bool = False,
+        ray: str = RAY_HERE,
+        name: str | None = None,
+    ) -> str:
         """Return the command of the run, for a shell.
 
         ``urls``: service → URL, which may contain variables that the shell expands. The run waits for these
         services and does not start them. ``file``: path of the algorithm; None: as the user typed it.
-        ``started``: whether the run starts its services itself.
+        ``started``: whether the run starts its services itself. ``ray``: the address of the Ray that several
+        machines join. ``name``: the run's name, quoted for a shell; None: the launch's name, which only a run
+        with storage needs.
         """
         known = {service.name: service.run for service in self.services if service.external} | dict(urls)
         values = {flag: value if started else in_place(value, known) for flag, value in self.flags.items()}
@@ -106,18 +118,15 @@ class LaunchTarget:
                 words += _words(flag, each)
         for service in self.services:
             words += _of_service(service, known.get(service.name), started)
+        named = {}
         if self.keep is not None:
-            named = {"out": self.keep.out, "name": self.name, "resume": "auto"}
-            words += [
-                word
-                for flag, value in named.items()
-                if flag not in values
-                for word in (f"--{flag}", shlex.quote(value))
-            ]
-        address = "auto" if started else RAY_HERE  # an existing Ray finds its own address
-        return " ".join(
-            [*words, *(["--ray-address", address] if self.apart and "ray_address" not in self.flags else [])]
-        )
+            named["out"] = shlex.quote(self.keep.out)
+        if self.keep is not None or name is not None:
+            named |= {"name": name or shlex.quote(self.name), "resume": "auto"}
+        if self.apart and "ray_address" not in values:
+            named["ray-address"] = ray
+        words += [word for flag, text in named.items() if flag not in values for word in (f"--{flag}", text)]
+        return " ".join(words)
 
 
 def _words(flag: str, value: Any) -> list[str]:
@@ -177,12 +186,12 @@ def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, LaunchTarget]
     """
     flags = dict(values)
     kind = flags.pop("for", None)
-    if kind not in ("skypilot", "kuberay", "ray"):
+    if kind not in KINDS:
         raise PlanError.of(
             "job-for",
             "--for is missing or unknown",
             found=str(kind or "no --for"),
-            expected="skypilot, kuberay or ray",
+            expected="skypilot, kuberay, ray or slurm",
             remedy="for example --for skypilot",
         )
     own = {flag.partition(".")[2]: flags.pop(flag) for flag in list(flags) if flag.startswith(f"{HEAD}.")}
@@ -198,6 +207,14 @@ def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, LaunchTarget]
     )
     _check_text({**values, "FILE": file})
     _check(settings, services, others)
+    if kind != "slurm" and (slurm := [name for name in ("time", "seeds") if getattr(settings, name)]):
+        raise PlanError.of(
+            "job-for",
+            f"--{HEAD}.{slurm[0]} is a setting of Slurm",
+            found=f"--for {kind}",
+            expected="--for slurm",
+            remedy=f"remove --{HEAD}.{slurm[0]}",
+        )
     keep = None if settings.keep is None else keep_of(settings.keep, kind)
     if keep is not None and "out" in others:
         raise PlanError.of(
