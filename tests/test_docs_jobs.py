@@ -48,6 +48,7 @@ def test_commands_of_the_page_print_and_start_nothing(command, capsys, tmp_path,
     said = capsys.readouterr().out
     expected = {
         "plan": "0.5 by train, 0.5 by rollout",
+        "slurm": "#SBATCH --requeue",
         "skypilot": "execution: parallel",
         "kuberay": "kind: RayJob",
         "ray": "ray job submit",

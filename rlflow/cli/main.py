@@ -94,7 +94,7 @@ def plan(context: typer.Context, file: File) -> None:
 
 @app.command(context_settings=WITH_FLAGS)
 def job(context: typer.Context, file: File) -> None:
-    """Print the job file or command that starts this run on a cluster: --for skypilot, kuberay or ray. Takes
+    """Print the job file or command that starts this run on a cluster: --for slurm, skypilot, kuberay or ray. Takes
     the flags of `run`, and --job.nodes, --job.accelerators, --job.cpus, --job.image, --job.keep PLACE,
     --job.secret NAME of a variable. Starts nothing."""
     from rlflow.cli.job import print_job
