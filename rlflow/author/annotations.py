@@ -1,4 +1,6 @@
-"""Types of settings, read from the annotations in a file's text without importing the file."""
+"""Convert the annotations of settings into types. The annotations are parsed text; the user's file is not
+imported.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ LIMITS: dict[str, Any] = {"Ge": Ge, "Gt": Gt, "Le": Le, "Lt": Lt}
 
 
 def annotated(annotation: ast.expr) -> Any:
-    """Return the type of an annotation: numbers, texts, paths, choices and ranges; Any for other annotations."""
+    """Return the type of a parsed annotation.
+
+    Supports numbers, texts, paths, None, unions, ``Literal`` and ranges. Returns Any for other annotations.
+    """
     match annotation:
         case ast.Name(id=name) if name in PLAIN:
             return PLAIN[name]
@@ -35,7 +40,9 @@ def annotated(annotation: ast.expr) -> Any:
 
 
 def _limit(written: ast.expr) -> Any:
-    """Return the argument of an ``annotated_types`` limit if it is a number or ``inf``, else None."""
+    """Return an ``annotated_types`` limit such as ``Ge(1)``; None if the code is not a limit by a number or
+    ``inf``.
+    """
     match written:
         case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=number)]) if name in LIMITS:
             return LIMITS[name](number)

@@ -1,4 +1,4 @@
-"""Axis: the rows of a batch, the path by which each row was made, and the groups that follow from it."""
+"""Axis: the rows of a batch, their origin in other batches, and their groups."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from torch import Tensor
 
 
 class FollowUpTokens(NamedTuple):
-    """The tokens at which the follow-up prompts of a batch start (`ask` with ``tokens_until``).
+    """The places in responses from which follow-up prompts continue (`ask` with ``tokens_until``).
 
-    ``place``, int64 [follow-up prompts]: the token of the source row before which the continuation starts.
-    ``lengths``, int64 [source rows]: the number of tokens of each source row.
+    ``place``, int64 [follow-up prompts]: the index of the first token that is not in the prompt, within the
+    response of the source row. ``lengths``, int64 [source rows]: the number of response tokens of each source
+    row.
     """
 
     place: Tensor
     lengths: Tensor
 
     def take(self, index: Tensor) -> FollowUpTokens:
-        """Return the start tokens of the follow-up prompts at ``index``."""
+        """Return the places of the follow-up prompts at ``index``."""
         return FollowUpTokens(self.place[index], self.lengths)
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """The rows of a batch. Two batches have the same rows if and only if they share one Axis object."""
+    """The rows of a batch. Two batches have the same rows only if they share one Axis object."""
 
     # int64 [rows, 2 or more], the path of each row: (position in the data stream, sample number). Each `ask`
     # or join adds two numbers: the number of the group along the new axis, and the row's number within the
@@ -51,22 +52,22 @@ class Axis:
 
     @functools.cached_property
     def slots(self) -> Tensor:
-        """int64 [rows]: each row's group number, counted from 0 along the axis."""
+        """The group number of each row, int64 [rows], counted from 0 along the axis."""
         if len(self) == 0:
             return torch.zeros(0, dtype=torch.int64)
         return starts(self.keys).long().cumsum(0) - 1
 
     @functools.cached_property
     def heads(self) -> Tensor:
-        """int64 [groups]: the first row of each group."""
+        """The first row of each group, int64 [groups]."""
         return torch.searchsorted(self.slots, torch.arange(self.groups))
 
     @property
     def group_numbers(self) -> Tensor:
-        """int64 [rows]: the column ``group``.
+        """The values of the column ``group``, int64 [rows].
 
-        This is the position of the prompt in the data stream. For follow-up prompts and joined rows it is the
-        group's number along their axis.
+        For samples of a prompt, this is the prompt's position in the data stream. For follow-up prompts and
+        joined rows, it is the number of the group along their axis.
         """
         return self.keys[:, -2].clone()
 
@@ -77,30 +78,36 @@ class Axis:
 
     @staticmethod
     def fresh(rows: int, start: int = 0) -> Axis:
-        """Return an axis of ``rows`` rows at consecutive positions of the data stream, from ``start``."""
+        """Return the axis of ``rows`` prompts at consecutive positions of the data stream, from position
+        ``start``.
+        """
         return Axis(torch.stack([torch.arange(start, start + rows), torch.zeros(rows, dtype=torch.int64)], 1))
 
     def take(self, index: Tensor) -> Axis:
-        """The axis of the rows at ``index``, int64 [rows kept]."""
+        """Return the axis of the rows at ``index``, int64 [rows kept]."""
         return Axis(self.keys[index], self, index, self.grouped)
 
     def repeat(self, times: int) -> Axis:
-        """Return an axis with ``times`` adjacent rows for each row: samples 0 … times-1 of that row."""
+        """Return an axis with ``times`` adjacent samples of each row."""
         index = torch.arange(len(self)).repeat_interleave(times)
         sample = torch.arange(times).repeat(len(self)) + self.keys[index, -1] * times
         return Axis(torch.cat([self.keys[index, :-1], sample[:, None]], 1), self, index, True, "sampled")
 
     def ask(self, index: Tensor, cut: FollowUpTokens | None = None) -> Axis:
-        """Return an axis with a follow-up prompt for each row at ``index``, in that order."""
+        """Return the axis of follow-up prompts, one for each entry of ``index``, which names the source rows.
+
+        ``cut``: the places in responses from which the prompts continue; None if they do not continue
+        responses.
+        """
         number = torch.arange(len(index))
         keys = torch.cat([self.keys[index], torch.stack([number, torch.zeros_like(number)], 1)], 1)
         return Axis(keys, self, index, False, "asked", cut)
 
     def cut_of(self, other: Axis) -> Axis | None:
-        """Find the axis of follow-up prompts that start at tokens of ``other``; None if there is none.
+        """Return the axis of follow-up prompts that continue responses of ``other``; None if there is none.
 
-        Searches this axis and its ancestors. Follow-up prompts also count if
-        they start at tokens of an axis whose rows ``other`` selects.
+        Searches this axis and its ancestors. Also finds follow-up prompts that continue responses of an axis
+        from which ``other`` was selected.
         """
         return next(
             (
@@ -115,7 +122,7 @@ class Axis:
     def join(parts: Sequence[Axis]) -> Axis:
         """Return an axis with the rows of all parts, one part after another.
 
-        Groups of different parts stay separate and are numbered along the new axis.
+        Groups of different parts stay separate. They are numbered from 0 along the new axis.
         """
         paths = stacked([part.keys for part in parts])
         before = itertools.accumulate((part.groups for part in parts), initial=0)
@@ -128,27 +135,29 @@ class Axis:
 
     @property
     def line(self) -> Iterator[Axis]:
-        """This axis, then its parent, its parent's parent, and so on."""
+        """Yield this axis, its parent, its parent's parent, and so on."""
         step: Axis | None = self
         while step is not None:
             yield step
             step = step.parent
 
     def rows_of(self, other: Axis) -> Tensor | None:
-        """Return the row of this axis that each row of ``other`` reads columns from, int64 [rows of other].
+        """Map each row of ``other`` to the row of this axis whose values it gets in a merge, int64 [rows of
+        other].
 
-        Rows of ``other`` without such a row get -1. Returns None if the axes are unrelated, or if several
-        rows of this axis belong to one row of ``other``. An axis is related to the axes made from it, to the
-        axes it was made from, and to axes made from the same axis.
+        A row of ``other`` without such a row gets -1. Returns None if several rows of this axis belong to one
+        row of ``other``, or if the axes are unrelated. Axes are related if one was made from the other, or if
+        both were made from a third axis.
         """
         rows = self._common_origin(other)
         return None if rows is None else rows[0] if rows[1] is None else _through(rows[1], rows[2], rows[0])
 
     def groups_of(self, other: Axis) -> Tensor | None:
-        """Return the group of this axis that each row of ``other`` reads columns from, int64 [rows of other].
+        """Map each row of ``other`` to the group of this axis whose values it gets in a merge, int64 [rows of
+        other].
 
-        Groups are numbered as in ``slots``. Rows of ``other`` without such a group get -1. Returns None if
-        the axes are unrelated, or if several groups belong to one row of ``other``.
+        Groups are numbered as in ``slots``. A row of ``other`` without such a group gets -1. Returns None if
+        several groups belong to one row of ``other``, or if the axes are unrelated.
         """
         rows = self._common_origin(other)
         if rows is None:
@@ -156,10 +165,10 @@ class Axis:
         return self.slots[rows[0]] if rows[1] is None else _through(rows[1][self.heads], rows[2], rows[0])
 
     def _common_origin(self, other: Axis) -> tuple[Tensor, Tensor | None, int] | None:
-        """Find the nearest axis that both axes were made from; None if there is none.
+        """Find the nearest axis from which both axes were made, the origin. Return None if there is none.
 
-        Returns three values: the row of that axis for each row of ``other``; the same for each row of this
-        axis, or None if the found axis is this axis; and the number of rows of the found axis.
+        Returns (the origin's row of each row of ``other``; the origin's row of each row of this axis, or None
+        if this axis is the origin; the number of rows of the origin).
         """
         own = dict(zip(map(id, self.line), self.line, strict=True))
         index = torch.arange(len(other))
@@ -172,7 +181,7 @@ class Axis:
         return None
 
     def back_to(self, origin: Axis) -> Tensor:
-        """int64 [rows]: the row of ``origin`` that each row was made from.
+        """Return the row of ``origin`` from which each row was made, int64 [rows].
 
         ``origin`` must be this axis or one of its ancestors.
         """
@@ -183,7 +192,7 @@ class Axis:
         return index
 
     def took_from(self, origin: Axis) -> bool:
-        """Return True if this axis is ``origin`` or an unmodified selection of its rows."""
+        """Return True if this axis is ``origin``, or if its rows were only selected from ``origin``."""
         between = list(itertools.takewhile(lambda step: step is not origin, self.line))
         return (
             all(step.step == "taken" for step in between)
@@ -192,9 +201,11 @@ class Axis:
 
 
 def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
-    """int64 [wanted]: for each wanted row, the entry of ``origin`` that names it, or -1.
+    """Invert ``origin`` at the given rows: return the position in ``origin`` of each number in ``wanted``,
+    int64 [wanted].
 
-    ``origin`` names a row below ``rows`` in each entry. Returns None if several entries name one row.
+    The numbers in ``origin`` and ``wanted`` are below ``rows``. A number that is not in ``origin`` gets -1.
+    Returns None if a number occurs twice in ``origin``.
     """
     if len(torch.unique(origin)) < len(origin):
         return None
@@ -202,16 +213,18 @@ def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
 
 
 def stacked(keys: Sequence[Tensor]) -> Tensor:
-    """Concatenate paths of several axes; shorter paths are filled up with zeros."""
+    """Concatenate the paths of several axes, int64 [all rows, longest path]; shorter paths are padded with
+    zeros.
+    """
     width = max(part.shape[1] for part in keys)
     return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in keys])
 
 
 def starts(keys: Tensor) -> Tensor:
-    """bool [rows]: True for the first row of each group.
+    """Return bool [rows]: True at the first row of each group. ``keys``: the path of each row.
 
-    A row begins a group if the second-to-last number of its path differs from that of the row before. Earlier
-    numbers of the paths may differ within a group, because joined rows keep their paths.
+    A new group begins if the second-to-last number of a row's path differs from the row before. Earlier
+    numbers may differ within a group, because joined rows keep their old paths.
     """
     first = torch.ones(len(keys), dtype=torch.bool)
     first[1:] = keys[1:, -2] != keys[:-1, -2]

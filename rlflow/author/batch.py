@@ -1,8 +1,8 @@
 """Batch: named columns over one row axis, stored without padding.
 
-Stages and losses see tensors padded on the right to the longest row of the call. ``Data.padded`` makes these
-tensors, and ``Data.trimmed`` converts returned tensors back. Results must not depend on the padding; tests
-use ``padding`` to fill it with NaN.
+Stages and losses get tensors that are padded on the right to the longest row of the call. ``Data.padded``
+makes these tensors, and ``Data.trimmed`` converts returned tensors back. Results must not depend on the
+padding. To test this, ``padding`` fills it with NaN.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}
 
 
 def padding(value: float) -> AbstractContextManager[None]:
-    """Fill float padding with ``value`` inside the block.
-
-    Tests use it to check that results do not depend on the padding.
+    """Fill the padding of float columns with ``value`` inside the ``with`` block, to test that results do not
+    depend on it.
     """
     return with_value(_fill, value)
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """One column, unpadded.
+    """The values of one column, without padding.
 
-    Token and prompt columns are flat, with int64 ``lengths`` [rows]. Group columns hold one value per group.
-    A scalar is a 0-d tensor, or a tuple of 0-d tensors if an ALL stage returned it. Text is a tuple of str.
+    Token and prompt columns are flat tensors, with the lengths of the rows in ``lengths``, int64 [rows].
+    Group columns have one value per group. A scalar is a 0-d tensor; if an ``ALL`` stage returned it, a tuple
+    with one 0-d tensor per rank. Text is a tuple of str.
     """
 
     kind: Kind
@@ -58,25 +58,29 @@ class Data:
 
     @property
     def row_lengths(self) -> Tensor:
-        """int64 [rows]: the number of values of each row of a ragged column.
+        """The number of values of each row of a ragged column, int64 [rows].
 
-        Raises TypeError for other columns.
+        A ragged column is a token or prompt column. Raises TypeError for other columns.
         """
         if self.lengths is None:
             raise TypeError(f"found a {self.kind.level} column, expected one with several values per row")
         return self.lengths
 
     def split(self) -> tuple[Tensor, ...]:
-        """The values of each row of a ragged column, as views. Raises TypeError for other columns."""
+        """Return a view of the values of each row of a token or prompt column. Raises TypeError for other
+        columns.
+        """
         return torch.split(self.value, self.row_lengths.tolist()) if len(self.row_lengths) else ()
 
     def lists(self) -> list[list[Any]]:
-        """The values of each row of a ragged column, as numbers. Raises TypeError for other columns."""
+        """Return the values of each row of a token or prompt column as a list of numbers. Raises TypeError
+        for other columns.
+        """
         return [row.tolist() for row in self.split()]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the values and lengths in memory."""
+        """The number of bytes that the values and lengths occupy in memory."""
         if isinstance(self.value, Tensor):
             return self.value.nbytes + (self.lengths.nbytes if self.lengths is not None else 0)
         return sum(
@@ -84,10 +88,11 @@ class Data:
         )
 
     def padded(self, axis: Axis) -> Any:
-        """Return the values as a stage reads them.
+        """Return the values in the form that a stage gets.
 
-        Token and prompt columns: a tensor [rows, longest]. Row and group columns: [rows]. Scalars: 0-d. Text:
-        a list of strings, or of messages if a stage returned messages.
+        Token and prompt columns: a padded tensor [rows, longest row]. Row and group columns: a tensor [rows].
+        Scalars: a 0-d tensor, or a tuple of them. Text: a list with a string per row, or with messages if a
+        stage returned messages.
         """
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
@@ -99,7 +104,7 @@ class Data:
         return writable_copy(self.value) if isinstance(self.value, Tensor) else self.value
 
     def take(self, index: Tensor, axis: Axis) -> Data:
-        """Return the rows at ``index``; ``axis`` is the axis of this column."""
+        """Return the column's values at the rows ``index``. ``axis``: the current axis of this column."""
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
                 return replace(
@@ -115,7 +120,7 @@ class Data:
 
     @staticmethod
     def trimmed(kind: Kind, value: Any, axis: Axis, lengths: Tensor | None) -> Data:
-        """Return a stage's return value as a column: the inverse of ``padded``.
+        """Convert the value that a stage returned into a column; the inverse of ``padded``.
 
         ``lengths``: the row lengths of the token columns that the stage read.
         """
@@ -131,15 +136,15 @@ class Data:
 
 
 def group_column(axis: Axis) -> Data:
-    """The column ``group``: the number of each row's group."""
+    """Return the column ``group`` of an axis."""
     return Data(TABLE["group"].kind, axis.group_numbers)
 
 
 def pad(flat: Tensor, lengths: Tensor) -> Tensor:
-    """Return flat entries as a padded tensor [rows, longest]; writing into the result does not change
-    ``flat``.
+    """Return flat entries as a padded tensor [rows, longest row].
 
-    Floats are padded with the current padding value, other dtypes with 0.
+    Floats are padded with the current padding value (see ``padding``), other dtypes with 0. Writing into the
+    result does not change ``flat``.
     """
     width, even = extent(lengths)
     if even:
@@ -151,9 +156,9 @@ def pad(flat: Tensor, lengths: Tensor) -> Tensor:
 
 
 def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
-    """Return the first ``lengths[i]`` entries of each row, one row after another.
+    """Return the first ``lengths[i]`` entries of each row i as a flat tensor, one row after another.
 
-    Later writes to ``padded`` do not change the result.
+    Later writes into ``padded`` do not change the result.
     """
     width, even = extent(lengths)
     if even and width == padded.shape[1]:
@@ -165,8 +170,8 @@ def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
 def extent(lengths: Tensor) -> tuple[int, bool]:
     """Return the longest length, and True if all rows have this length.
 
-    The result is cached, because each column of a call asks for the same lengths. Nothing writes into stored
-    tensors, so the tensor object can be the cache key.
+    The result is cached by the tensor object, because each column of a call asks for the same lengths and
+    nothing writes into stored tensors.
     """
     width = int(lengths.max()) if len(lengths) else 0
     return width, bool((lengths == width).all())
@@ -192,7 +197,11 @@ def ramp(lengths: Tensor) -> Tensor:
 
 
 class Batch:
-    """Named columns over one row axis. Immutable; ``a | b`` merges and takes b's column if both have it."""
+    """Named columns over one row axis.
+
+    A batch is immutable. ``a | b`` adds the columns of b to a; if both have a column, the result has the
+    column of b.
+    """
 
     def __init__(self, axis: Axis, data: Mapping[str, Data]) -> None:
         self.axis = axis
@@ -202,11 +211,13 @@ class Batch:
     def of(
         columns: Mapping[str, Any] | None = None, /, *, kinds: Mapping[str, Kind] | None = None, **more: Any
     ) -> Batch:
-        """Make a batch from plain lists: lists of lists become token columns, str text, numbers row columns.
+        """Make a batch from lists. Lists of lists become token columns, lists of str text columns, lists of
+        numbers row columns.
 
-        Standard columns take their standard kind. Other columns take ``kinds``, or a kind guessed from the
-        values. A single number is a scalar. Rows with the same ``group`` belong to one prompt. Pass a group
-        column as one value per row. Raises FlowError if columns have different numbers of rows.
+        A single number becomes a scalar. A standard column gets its standard kind. Any other column gets its
+        kind from ``kinds``; by default, the kind is guessed from the values. The column ``group`` has one
+        value per row; rows with the same value belong to one prompt. Raises FlowError if columns have
+        different numbers of rows.
         """
         values = {**(columns or {}), **more}
         rows = {name: len(value) for name, value in values.items() if not _single(value)}
@@ -228,7 +239,7 @@ class Batch:
 
     @property
     def columns(self) -> dict[str, Kind]:
-        """Name → kind."""
+        """The kind of each column, by name."""
         return {name: data.kind for name, data in self.data.items()}
 
     def __len__(self) -> int:
@@ -238,7 +249,7 @@ class Batch:
         return name in self.data
 
     def __getitem__(self, name: str) -> Any:
-        """Return the padded tensor, or a list for text.
+        """Return a column as a padded tensor; a text column as a list.
 
         Inside a flow, ``name`` may also be a scalar that every batch of the flow has, such as ``iteration``.
         Raises FlowError for a missing column.
@@ -255,18 +266,18 @@ class Batch:
         return self.data[name]
 
     def select(self, *names: str) -> Batch:
-        """The batch with only these columns. Raises FlowError for a missing column."""
+        """Return the batch with only these columns. Raises FlowError for a missing column."""
         return Batch(self.axis, {name: self._data(name) for name in names})
 
     def drop(self, *names: str) -> Batch:
-        """The batch without these columns. Raises FlowError for a missing column."""
+        """Return the batch without these columns. Raises FlowError for a missing column."""
         dropped = {name: self._data(name) for name in names}
         return Batch(self.axis, {name: data for name, data in self.data.items() if name not in dropped})
 
     def rename(self, **names: str) -> Batch:
-        """Rename columns: ``rename(old="new")``.
+        """Return the batch with renamed columns: ``rename(old="new")``.
 
-        If the batch already has a column of the new name, that column is replaced.
+        If the batch already has a column with the new name, the renamed column replaces it.
         """
         renamed = {new: self._data(old) for old, new in names.items()}
         return Batch(
@@ -283,7 +294,7 @@ class Batch:
         )
 
     def rows(self, index: Sequence[int] | Tensor) -> Batch:
-        """Return the rows at ``index``, in that order. ``index`` has row numbers, or one bool per row."""
+        """Return the rows at ``index``, in that order. ``index`` has row numbers, or one bool for each row."""
         where = torch.as_tensor(index)
         where = where.nonzero()[:, 0] if where.dtype is torch.bool else where.long()
         return Batch(
@@ -291,12 +302,15 @@ class Batch:
         )
 
     def repeat(self, times: int) -> Batch:
-        """Return ``times`` adjacent copies of each row, which form one group; adds the column ``group``."""
+        """Return a batch with ``times`` adjacent copies of each row. The copies of a row form a group in the
+        column ``group``.
+        """
         axis = self.axis.repeat(times)
         return Batch(axis, self.carried(axis) | {"group": group_column(axis)})
 
     def carried(self, axis: Axis) -> dict[str, Data]:
-        """Return this batch's columns for the rows of ``axis``, which was made from this batch's axis.
+        """Return the columns of this batch for the rows of ``axis``, which was made directly from the axis of
+        this batch.
 
         Raises ValueError for an axis without a parent.
         """
@@ -305,9 +319,9 @@ class Batch:
         return {name: data.take(axis.index, self.axis) for name, data in self.data.items()}
 
     def chunk(self, count: int) -> list[Batch]:
-        """Split into at most ``count`` batches of adjacent rows, whose sizes differ by at most one.
+        """Split into at most ``count`` batches of adjacent rows, whose sizes differ by at most one row.
 
-        An empty batch gives one empty batch.
+        An empty batch is returned as a list with one empty batch.
         """
         return [
             self.rows(part) for part in torch.tensor_split(torch.arange(len(self)), count) if len(part)
@@ -351,7 +365,7 @@ class Batch:
 
 
 def _families(batch: Batch) -> list[str]:
-    """Return one text per column, sorted: its name, level and dtype family."""
+    """Return a text for each column, sorted by name. The text has the column's name, level and dtype family."""
     return sorted(
         f"{name}: {data.kind.level} {data.kind.family or ''}".rstrip() for name, data in batch.data.items()
     )
@@ -377,12 +391,12 @@ def spread(
     axis: Axis,
     fetch: Callable[[Data, Axis], Data] = lambda data, axis: data,
 ) -> Data:
-    """Return a column that is stored over the axis ``own`` as a column over ``axis``.
+    """Return a column of the axis ``own`` as a column of the related axis ``axis``.
 
-    One axis was made from the other, or both were made from the same axis. ``fetch(data, axis)`` returns the
-    column with its values in this process; it is called only if values must be read. Raises FlowError if the
-    axes are unrelated, if several values belong to one row, or if a value is missing and the column's kind
-    has no NaN.
+    Axes are related if one was made from the other, or if both were made from a third axis. ``fetch(data,
+    axis)`` returns the column with its values in this process; ``spread`` calls it only if it must read
+    values. Raises FlowError if the axes are unrelated, if several values belong to one row, or if a value is
+    missing and the column's kind has no NaN.
     """
     level = data.kind.level
     if own is axis or level is Level.SCALAR:
@@ -408,8 +422,8 @@ def spread(
 
 
 def _per_token(name: str, data: Data, axis: Axis) -> Data:
-    """Return a token column with each follow-up prompt's value at the token where it starts, NaN at other
-    tokens.
+    """Return a token column that has each follow-up prompt's value at the token where the prompt ends, and
+    NaN elsewhere.
 
     Raises FlowError for kinds without NaN.
     """
@@ -424,7 +438,7 @@ def _per_token(name: str, data: Data, axis: Axis) -> Data:
 
 
 def _filled(name: str, data: Data, index: Tensor, lacking: Tensor) -> Data:
-    """Return a column with the values at ``index``; rows marked in ``lacking`` get NaN.
+    """Return the column that has the values at ``index``, and NaN in rows where ``lacking`` is True.
 
     Raises FlowError for kinds without NaN.
     """
@@ -443,7 +457,8 @@ def _single(value: Any) -> bool:
 
 
 def _axis_of(rows: int, group: Sequence[int] | Tensor | None) -> Axis:
-    """Return an axis with one position of the data stream per row, or per group if ``group`` is given.
+    """Return an axis of ``rows`` rows at new positions of the data stream: one position per row, or one per
+    group if ``group`` is given.
 
     Raises FlowError if the rows of a group are not adjacent.
     """
@@ -493,7 +508,9 @@ def _typed(kind: Kind, value: Tensor) -> tuple[Kind, Tensor]:
 
 
 def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
-    """Return the problem of reading a column that a batch does not have."""
+    """Return the Problem of reading a column that a batch does not have. ``columns``: the columns that it
+    has.
+    """
     close = column_meant(name, columns)
     remedy = (
         f"read '{close}'"
@@ -512,7 +529,7 @@ def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
 
 
 def other_axis(columns: Iterable[str]) -> Problem:
-    """Return the problem of merging columns of unrelated rows."""
+    """Return the Problem of merging columns of unrelated rows."""
     return Problem(
         "row-axes",
         "the two batches have different rows, so their columns cannot be merged",
@@ -525,7 +542,9 @@ def other_axis(columns: Iterable[str]) -> Problem:
 
 
 def partly(name: str, kind: Kind | None) -> Problem:
-    """Return the problem of a merged column that lacks values for some rows and cannot hold NaN."""
+    """Return the Problem of a merge that leaves some rows without a value, although the column cannot hold
+    NaN.
+    """
     return Problem(
         "rows-lacking",
         f"column '{name}' has no value for some of the rows that it is merged into",

@@ -1,4 +1,4 @@
-"""Columns: their levels and dtypes, and the table of standard columns."""
+"""Columns: their levels, their dtypes, and the table of standard columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT_ID = "prompt_id"  # row column: the index of the row's record in the data
 
 
 class Level(StrEnum):
-    """The unit that has one value of a column: a token, a row, a group, or the full batch."""
+    """The level of a column: what one of its values belongs to (a token, a row, a group or the full batch)."""
 
     TOKEN = "token"
     PROMPT = "prompt"
@@ -33,7 +33,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Kind:
-    """Level and dtype of a column; None as dtype allows any dtype.
+    """The level and dtype of a column. If the dtype is None, any dtype is allowed.
 
     ``row(torch.float32)`` and ``row("float32")`` are the same kind.
     """
@@ -42,7 +42,7 @@ class Kind:
     dtype: str | None = None
 
     def __call__(self, dtype: Any) -> Kind:
-        """Return the kind of the same level with this dtype. Raises TypeError for an unknown dtype."""
+        """Return the kind of this level with the given dtype. Raises TypeError for an unknown dtype."""
         if self.level is Level.TEXT:
             raise TypeError("text has no dtype: write `text`")
         name = {float: "float32", int: "int64", bool: "bool"}.get(dtype, str(dtype).removeprefix("torch."))
@@ -57,7 +57,7 @@ class Kind:
 
     @property
     def family(self) -> str | None:
-        """The family of the dtype: float, uint, int or bool; None if any dtype is allowed.
+        """The family of the dtype: "float", "uint", "int" or "bool"; None if any dtype is allowed.
 
         Dtypes of one family are converted into each other silently. Dtypes of different families are never
         converted.
@@ -146,7 +146,7 @@ TABLE: dict[str, Standard] = {
 
 
 class Columns(Mapping[str, Standard]):
-    """The table of standard columns, as ``rlflow.columns()`` prints it."""
+    """The table of standard columns: a mapping from name to kind and meaning, printed as one line per column."""
 
     def __getitem__(self, name: str) -> Standard:
         return TABLE[name]
@@ -164,24 +164,25 @@ class Columns(Mapping[str, Standard]):
 
 
 def columns() -> Columns:
-    """Return the standard columns: name → (kind, meaning). The result prints as one line per column."""
+    """Return the standard columns: name → (kind, meaning). It prints as one line per column."""
     return Columns()
 
 
 def field_column(name: str) -> str:
-    """Return the name of the text column that holds a field of the data for rewards."""
+    """Return the name of the text column that holds the field ``name`` of the data for rewards."""
     return FIELD + name
 
 
 def standard_kind(name: str) -> Kind | None:
-    """Return the kind of a standard column, None for a column that the author defines."""
+    """Return the kind of a standard column; None if ``name`` is not a standard column."""
     entry = TABLE.get(name)
     return entry.kind if entry else None
 
 
 def checked_kinds(what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``kinds`` as a dict. Raises TypeError for a value that is not a kind; ``what`` names the
-    caller."""
+    """Return ``kinds`` as a dict. Raises TypeError if a value is not a kind. ``what`` names the caller in the
+    message.
+    """
     for name, kind in kinds.items():
         if not isinstance(kind, Kind | None):
             raise TypeError(
@@ -192,9 +193,10 @@ def checked_kinds(what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fits(kind: Kind | None, expected: Kind | None) -> bool:
-    """Return True if a column of the kind ``kind`` may be read as ``expected``.
+    """Return True if a parameter that expects the kind ``expected`` may read a column of the kind ``kind``.
 
-    A row-level parameter may read a group column; each row reads its group's value.
+    None stands for any kind. A row-level parameter may read a group column: each row then gets its group's
+    value.
     """
     if kind is None or expected is None:
         return True

@@ -1,7 +1,7 @@
-"""Copy-on-write tensors: callers may write into them without changing the original memory.
+"""Copy-on-write tensors, which callers may write into without changing the original memory.
 
-Torch copies the memory that torch owns. The kernel copies the memory of a file (``FileMemory``), page by
-page.
+Torch copies memory that it allocated, at the first write. For memory of a file (``FileMemory``), the kernel
+copies each page at the first write into it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _LISTING = threading.Lock()
 
 
 def writable_copy(tensor: Tensor) -> Tensor:
-    """Return a tensor with the same values that may be written into; its memory is copied at the first write.
+    """Return a tensor with the same values that a caller may write into. The memory is copied at the first
+    write.
 
-    For torch's own memory, a call that returns an address (``numpy()``, ``data_ptr()``, DLPack) counts as a
-    write. The memory is copied at once if it belongs to neither torch nor a file, is not on the host, is part
-    of a larger storage, or is under autograd.
+    If torch allocated the memory, a call that returns an address (``numpy()``, ``data_ptr()``, DLPack) counts
+    as a write. The memory is copied at once if neither torch nor a ``FileMemory`` owns it, if it is not on
+    the CPU, if the tensor is part of a larger storage, or if it requires a gradient.
     """
     storage = tensor.untyped_storage()
     if tensor.is_cpu and not storage.resizable() and (memory := file_memory(tensor)) is not None:
@@ -43,23 +44,27 @@ def writable_copy(tensor: Tensor) -> Tensor:
 
 
 def address(tensor: Tensor) -> int:
-    """Return the address of a tensor's memory for reading; ``data_ptr()`` would copy copy-on-write memory."""
+    """Return the address of a tensor's memory, for reading. Unlike ``data_ptr()``, this does not copy
+    copy-on-write memory.
+    """
     storage: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
     return storage + int(tensor.storage_offset()) * tensor.element_size()
 
 
 class FileMemory:
-    """A private mapping of an open file.
+    """A private mapping of an open file, whose memory tensors can use.
 
-    The first write into a page makes a private copy of that page, so the file does not change. Do not write
-    into tensors of this memory while others read them; ``again`` returns tensors that may be written into.
-    ``keeper`` is an object that keeps the file unchanged; this object references it for its lifetime.
+    A write never changes the file: the first write into a page makes a private copy of that page. Do not
+    write into tensors of this memory while others read them. Instead, write into the result of ``again``.
+    ``keeper`` is an object that keeps the file unchanged; this mapping holds a reference to it.
 
-    Python's own ``mmap`` would keep a descriptor open for each mapping.
+    Unlike Python's ``mmap``, this class does not keep a file descriptor for each mapping.
     """
 
     def __init__(self, descriptor: int, size: int, keeper: object, start: int = 0) -> None:
-        """``start``: offset of the memory within the file, a multiple of the page size."""
+        """Map ``size`` bytes of the open file ``descriptor``. ``start``: offset in the file, a multiple of
+        the page size.
+        """
         self._descriptor = descriptor
         self._keeper = keeper
         self._start = start
@@ -75,10 +80,10 @@ class FileMemory:
         }
 
     def tensor(self, lendable: bool = True) -> Tensor:
-        """Return the memory as uint8 [size].
+        """Return the mapped memory as a uint8 tensor [size].
 
         The memory stays mapped for the lifetime of the tensor and its views. If ``lendable`` is True,
-        ``file_memory`` finds this object from the tensor.
+        ``file_memory`` can find this mapping from the tensor.
         """
         if lendable:
             with _LISTING:
@@ -105,7 +110,7 @@ class FileMemory:
     def __del__(self) -> None:
         """Unmap the memory.
 
-        Clears the address first, so that lookups do not find a later mapping at the same address.
+        The address is cleared first, because the system may use it for a later mapping.
         """
         place, size, self.address, self.size = self.address, self.size, 0, 0
         if place:
@@ -113,7 +118,7 @@ class FileMemory:
 
 
 def file_memory(tensor: Tensor) -> FileMemory | None:
-    """Return the ``FileMemory`` that a tensor is stored in, or None.
+    """Return the ``FileMemory`` that holds a tensor's memory; None if there is none.
 
     Finds only memory that ``FileMemory.tensor`` returned with ``lendable=True``.
     """
@@ -126,7 +131,9 @@ def file_memory(tensor: Tensor) -> FileMemory | None:
 
 
 def _mapped(descriptor: int, start: int, size: int) -> int:
-    """Return the address of a new private mapping of a file. Raises OSError."""
+    """Map ``size`` bytes of a file privately, from the offset ``start``, and return the address. Raises
+    OSError.
+    """
     address: int = _libc().mmap(
         None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, descriptor, start
     )
@@ -138,7 +145,7 @@ def _mapped(descriptor: int, start: int, size: int) -> int:
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """Return the C library of this process, with the argument types of ``mmap`` and ``munmap`` set."""
+    """Return the C library of this process with typed ``mmap`` and ``munmap``."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.argtypes = (
         ctypes.c_void_p,

@@ -14,11 +14,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Dispatch:
-    """A dispatch mode.
+    """A dispatch mode: how the rows of a call are split over ranks.
 
     ``split(batch, ranks)`` returns one batch per rank. ``merge(outputs, batch)`` joins the ranks' results
-    into one batch. Both are None for the three built-in modes, which pools implement. A mode prints and
-    serialises as its name.
+    into one batch. Both are None for the three built-in modes, which pools implement themselves. A mode is
+    printed and serialised as its name.
     """
 
     name: str
@@ -38,10 +38,10 @@ MODES: dict[str, Dispatch] = {mode.name: mode for mode in (DP_COMPUTE, ALL, RANK
 def register_dispatch(
     name: str, split: Callable[[Any, int], Any], merge: Callable[[Any, Any], Any]
 ) -> Dispatch:
-    """Add a dispatch mode and return it.
+    """Register a dispatch mode under ``name`` and return the mode.
 
-    ``split(batch, ranks) -> [batch, …]`` splits the rows. ``merge([outputs, …], batch) -> batch`` joins the
-    results; each element of ``outputs`` is the batch that one rank returned for its rows.
+    ``split(batch, ranks) -> [batch, …]`` returns one batch per rank. ``merge([outputs, …], batch) -> batch``
+    joins the results; each element of the list is the batch that one rank returned for its rows.
 
     Raises ValueError if another mode has this name.
     """

@@ -1,6 +1,6 @@
-"""Identities of the numbers that a run logs.
+"""Figures: the identities of the numbers that a run logs.
 
-rlflow looks up a number by its identity, never by a part of its name.
+rlflow finds a number by its figure, never by a part of its logged name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Of(StrEnum):
-    """The kind of thing that a figure measures."""
+    """The kind of thing that a logged number measures."""
 
     STAGE = "stage"  # a stage
     NODE = "node"  # a `repeat`, a `choose` or an `ask`
@@ -31,9 +31,10 @@ class Of(StrEnum):
 
 
 class Figure(NamedTuple):
-    """The identity of a logged number.
+    """The identity of a logged number: what it measures, and where.
 
-    Within the metrics of one node, ``node`` and ``role`` are empty; the code that logs them fills them in.
+    In the metrics that a single node returns, ``node`` and ``role`` are empty; the code that logs the metrics
+    fills them in.
     """
 
     of: Of
@@ -44,7 +45,7 @@ class Figure(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The number's name in metrics.jsonl, if no other figure has that name."""
+        """The number's name in metrics.jsonl. If several figures have the same key, the logged name differs."""
         match self.of:
             case Of.STAGE | Of.NODE | Of.UPDATE:
                 return f"{self.node}/{self.name}"
@@ -68,9 +69,9 @@ HEADS = {Of.LOGGED: "env/", Of.SOURCE: "scores/", Of.LEFT_OUT: "data/left_out_"}
 
 
 class Cause(NamedTuple):
-    """Why a reward is missing.
+    """The cause of a missing reward.
 
-    ``reward`` names the reward; it is empty if the episode of an environment failed.
+    ``reward`` is the reward's name. It is empty if the episode of an environment failed.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""@flow: one iteration of an algorithm as a function of prompts, roles and settings. Also `repeat`."""
+"""``@flow``, which makes one iteration of an algorithm from a function of prompts, roles and settings. Also
+`repeat`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ from rlflow.errors import FlowError, Place, Problem
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a flow: the data, the roles in order, the variadic roles (``rest``) and the settings.
+    """The parameters of a flow: the data, the roles in order, the name of ``*roles`` (``rest``), and the
+    settings.
 
-    ``hp`` is the default of the flow's settings, None without settings.
+    ``hp`` is the default of the settings parameter; None if the flow has no settings.
     """
 
     data: str
@@ -30,9 +33,9 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A flow, made by ``@flow``.
+    """A flow, as ``@flow`` returns it.
 
-    Call the flow with a real batch and role objects from ``rlflow.config.roles`` to run one iteration.
+    Call it with a batch of prompts and role objects from ``rlflow.config.roles`` to run one iteration.
     """
 
     function: Callable[..., Any]
@@ -47,9 +50,9 @@ class Flow:
         )
 
     def __call__(self, prompts: Any, /, *roles: Any, **named: Any) -> Any:
-        """Run one eager iteration on a real batch.
+        """Run one iteration on a batch of prompts, and return what the flow's function returns.
 
-        When called within another flow, the flow is inlined into it.
+        If another flow makes this call, the calls of this flow become part of that flow.
         """
         return engines().interpreter().call(self, prompts, roles, named)
 
@@ -62,17 +65,17 @@ class Flow:
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """The name of the flow's function."""
         return self.function.__name__
 
     @property
     def place(self) -> Place:
-        """File and line of the definition."""
+        """The file and line where the flow is defined."""
         return source_lines.definition_place(self.function)
 
     @cached_property
     def parameters(self) -> Parameters:
-        """The parameters of the function.
+        """The parameters of the flow's function, sorted into data, roles and settings.
 
         Raises FlowError if the data parameter is missing or ``hp`` is not a dataclass.
         """
@@ -130,15 +133,16 @@ def flow(
     state: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Any:
-    """Decorate a function of (prompts, roles…, hp) so that it becomes a flow.
+    """Make a flow from a function of (prompts, roles…, hp).
 
-    data: columns of the data in addition to prompt and answer, name → kind.
+    data: the columns of the data that the flow reads in addition to ``prompt`` and ``answer``, as name →
+    kind.
 
-    state: a function that takes the settings and returns name → initial value of the flow's state. State
-    scalars keep their values from one iteration to the next.
+    state: a function of the settings that returns name → initial value. rlflow keeps these scalars from one
+    iteration to the next.
 
-    evaluate: ``body(prompts, roles…) -> batch`` with ``scores``. This function evaluates held-out prompts and
-    replaces the usual evaluation.
+    evaluate: a function ``body(prompts, roles…) -> batch`` whose batch has ``scores``. It replaces the usual
+    evaluation of held-out prompts.
     """
 
     def make(function: Callable[..., Any]) -> Flow:
@@ -148,10 +152,11 @@ def flow(
 
 
 def repeat(body: Callable[..., Any], prompts: Any, *, groups: int, tries: int) -> Any:
-    """Run ``body(prompts) -> batch`` on these prompts, then on fresh prompts, until enough groups are kept.
+    """Call ``body(prompts) -> batch`` with these prompts, then with new prompts, until enough groups are
+    kept.
 
-    The batch has the bool group column ``keep``. ``body`` runs until ``keep`` is True for ``groups`` groups,
-    at most ``tries`` times. Kept groups are joined in prompt order. If fewer groups are kept, the iteration
-    trains on them and prints a warning. If no group is kept, the iteration is skipped.
+    The batch has the bool group column ``keep``. ``body`` is called until ``groups`` groups have ``keep``
+    True, at most ``tries`` times. ``repeat`` returns a batch of these groups, in prompt order. If there are
+    fewer, the iteration trains on them and prints a warning. If there are none, the iteration is skipped.
     """
     return current().repeat(body, prompts, groups, tries)

@@ -1,4 +1,4 @@
-"""Several losses of one optimizer step: ``update(batch, (policy, likelihood), scale=…, mean=…, where=…)``."""
+"""Several losses in one optimizer step: ``update(batch, (policy, likelihood), scale=…, mean=…, where=…)``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from rlflow.errors import Place, Problem
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One loss of an optimizer step.
+    """One of the losses of an optimizer step.
 
-    The objective adds ``scale`` times the loss's average over its own rows.
+    The objective of the step contains ``scale`` times the loss's average over the rows that ``where``
+    selects.
     """
 
     loss: Loss
@@ -33,7 +34,7 @@ class LossTerm:
 class JointLoss(Loss):
     """Several losses that share one forward pass and one optimizer step.
 
-    A joint loss reads the columns of all its losses, and the ``where`` columns that select their rows.
+    It reads the columns of all its losses, and the ``where`` columns that select the rows of each loss.
     """
 
     def __init__(self, losses: Sequence[Loss], scale: Sequence[float], where: Sequence[str | None]) -> None:
@@ -54,20 +55,22 @@ class JointLoss(Loss):
 
     @property
     def name(self) -> str:
-        """The names of the losses."""
+        """The names of all losses, joined with " + "."""
         return " + ".join(loss.name for loss in self.losses)
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for joint losses with the same losses in the same order, ``scale`` and
-        ``where``."""
+        """A key for comparisons: equal for joint losses with the same losses in the same order, ``scale`` and
+        ``where``.
+        """
         return (*(loss.key for loss in self.losses), self.scale, self.where)
 
     @cached_property
     def signature(self) -> Signature:
-        """Columns and settings of all losses.
+        """The columns and settings of all losses.
 
-        If two losses have different defaults for a setting, the call must pass that setting.
+        If two losses have different defaults for a setting, the setting has no default, and the call must
+        pass it.
         """
         columns: dict[str, ColumnParameter] = {}
         for parameter in (parameter for loss in self.losses for parameter in loss.signature.columns):
@@ -93,21 +96,21 @@ class JointLoss(Loss):
 
     @property
     def place(self) -> Place:
-        """File and line of the definition of the first loss."""
+        """The file and line where the first loss is defined."""
         return self.losses[0].place
 
     @property
     def digest(self) -> str:
-        """A digest of the digests of all losses."""
+        """A digest of all losses."""
         return hashlib.sha256(" ".join(loss.digest for loss in self.losses).encode()).hexdigest()[
             : len(self.losses[0].digest)
         ]
 
 
 def terms(loss: Loss, settings: Mapping[str, Any], mean: Any) -> list[LossTerm]:
-    """Return the losses of a step, each with its own settings and average.
+    """Return the losses of an optimizer step, each with its own settings and its own way to average.
 
-    If ``loss`` is a single loss, the list has one term.
+    If ``loss`` is a single loss, the list has one element.
     """
     if not isinstance(loss, JointLoss):
         return [LossTerm(loss, settings, mean)]
@@ -131,17 +134,20 @@ def terms(loss: Loss, settings: Mapping[str, Any], mean: Any) -> list[LossTerm]:
 
 
 def specification(loss: Loss | Sequence[Loss]) -> Mapping[str, Setting]:
-    """Return the settings that belong to the update itself, not to its losses."""
+    """Return the specification of the settings of `update` itself, which are different for one loss and for
+    several losses.
+    """
     return UPDATE if isinstance(loss, Loss) and not isinstance(loss, JointLoss) else JOINT
 
 
 def joined(
     what: str, losses: Sequence[Loss], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[Loss, list[Problem]]:
-    """Join the losses of a call, and return the joint loss and the problems of the call.
+    """Return the joint loss of an `update` call, and the problems of the call.
 
     A problem is reported if the losses clash, or if ``scale``, ``mean`` or ``where`` does not have exactly
-    one value for each loss. A wrong value is replaced with its default.
+    one value for each loss. A wrong value is then replaced with its default. ``what`` names the call in
+    messages.
     """
     problems, count = list(_clashes(what, losses, place)), len(losses)
     sound = {}
@@ -172,8 +178,9 @@ def joined(
 
 
 def _clashes(what: str, losses: Sequence[Loss], place: Place | None) -> Iterator[Problem]:
-    """Yield problems of losses with different heads, and of losses with a setting that the update itself
-    uses."""
+    """Yield a problem if the losses need different heads, or if a loss has a setting that `update` itself
+    has.
+    """
     heads = {loss.head: loss for loss in losses}
     if len(heads) > 1:
         yield Problem(

@@ -22,21 +22,22 @@ from rlflow.errors import FlowError, Place, PlanError, Problem, listed, nearest
 
 @dataclass(frozen=True)
 class Target:
-    """A file that a user named, and the name of the flow if the user gave one."""
+    """A file that a user named; also the name of a flow in it, if the user gave one."""
 
     path: Path
     flow: str | None = None
 
 
 def algorithms_folder() -> Path:
-    """Return the folder of the installed algorithms."""
+    """Return the folder of the algorithms that rlflow includes."""
     return Path(next(iter(importlib.import_module("rlflow.algorithms").__path__)))
 
 
 def target(text: str) -> Target:
-    """Resolve ``FILE``, ``FILE::flow`` or an installed algorithm's name.
+    """Return the file and flow that a user's text names: ``FILE``, ``FILE::flow`` or the name of an included
+    algorithm.
 
-    ``text`` is what the user wrote. Raises PlanError if the file does not exist.
+    Raises PlanError if the file does not exist.
     """
     name, _, flow = text.partition("::")
     path = Path(name)
@@ -57,9 +58,12 @@ def target(text: str) -> Target:
 
 
 def load_flow(text: str) -> Flow:
-    """Return the flow that the file defines, or the named flow if ``text`` names one.
+    """Load the file that ``text`` names and return its flow. ``text``: ``FILE``, ``FILE::flow`` or an
+    included algorithm's name.
 
-    Raises FlowError or PlanError if the file cannot be loaded or the flow cannot be determined."""
+    Raises FlowError or PlanError if the file cannot be loaded, does not have the named flow, or has several
+    flows and ``text`` names none.
+    """
     where = target(text)
     flows = flows_of(load(where.path))
     if where.flow is not None:
@@ -80,7 +84,7 @@ def load_flow(text: str) -> Flow:
 
 
 def flows_of(module: ModuleType) -> dict[str, Flow]:
-    """Return name → flow for the flows that the module defines; imported flows do not count."""
+    """Return name → flow for the flows that the module itself defines; flows that it imports do not count."""
     # a flow with two names counts once
     names = {value: name for name, value in reversed(vars(module).items()) if isinstance(value, Flow)}
     return {
@@ -112,9 +116,10 @@ def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
 
 @lru_cache(maxsize=64)
 def load(path: Path) -> ModuleType:
-    """Return the module of a file, which is loaded once and can import from its own folder.
+    """Load a Python file, or return its module if this process loaded it before. The file can import from its
+    own folder.
 
-    Raises FlowError if the file raises.
+    Raises FlowError if the file's code raises an exception.
     """
     installed = path.parent == algorithms_folder().resolve()
     _make_importable(path.parent)
@@ -128,7 +133,7 @@ def load(path: Path) -> ModuleType:
 
 
 class _TextLoader(importlib.machinery.SourceFileLoader):
-    """Loads a text as if it were the content of a file, without reading the file."""
+    """Loads a given text as a module, as if a file contained the text."""
 
     def __init__(self, name: str, path: str, text: str) -> None:
         super().__init__(name, path)
@@ -143,10 +148,10 @@ class _TextLoader(importlib.machinery.SourceFileLoader):
 
 @lru_cache(maxsize=64)
 def load_text(path: Path, text: str) -> ModuleType:
-    """Return the module of a text, without writing the text to a file.
+    """Load ``text`` as a module, as if the file ``path`` contained it. Nothing is written to disk.
 
-    Messages show the text as the file ``path``, and the text can import from that file's folder. Raises
-    FlowError if the text raises.
+    Error messages name ``path``. The text can import from the folder of ``path``. Raises FlowError if the
+    text's code raises an exception.
     """
     name = _module_name(path)
     _make_importable(path.parent)
@@ -215,8 +220,9 @@ def exported() -> tuple[str, ...]:
 
 
 def _hiding_packages(folder: Path) -> list[Path]:
-    """Return the files next to an algorithm that have the name of a standard module or an installed package,
-    and so hide it."""
+    """Return the files in ``folder`` that hide a standard module or an installed package, because they have
+    its name.
+    """
     packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
     def installed(name: str) -> bool:

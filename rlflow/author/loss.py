@@ -1,4 +1,4 @@
-"""@loss: a function from model outputs and columns to a value per token or row, and metrics."""
+"""``@loss``: a function from model outputs and columns to a value per token or row, and metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Quantity = Literal["logprobs", "entropy", "values", "scores"]
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A loss of an algorithm, made by ``@loss``."""
+    """A loss of an algorithm, as ``@loss`` returns it."""
 
     function: Callable[..., Any]
     # quantities that the model computes for the loss; the first one decides the model's head
@@ -31,39 +31,40 @@ class Loss:
         )
 
     def __call__(self, new: Any, *columns: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
-        """Call the function, and return (value, metrics). If it returns a bare value, the metrics are
-        empty."""
+        """Call the loss's function and return (value, metrics). If the function returns only a value, the
+        metrics are empty.
+        """
         result = self.function(new, *columns, **settings)
         return result if isinstance(result, tuple) else (result, {})
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """The name of the loss's function."""
         return self.function.__name__
 
     @property
     def head(self) -> Quantity:
-        """The head that the loss needs. Entropy needs the same head as log-probs."""
+        """The head of the model that the loss needs. Entropy needs the same head as log-probs."""
         return "logprobs" if self.new[0] == "entropy" else self.new[0]
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for equal losses within this process."""
+        """A key for comparisons: equal for equal losses, within this process."""
         return id(self)
 
     @cached_property
     def signature(self) -> Signature:
-        """The columns and settings that the function takes after ``new``."""
+        """The columns and settings that the loss's function takes after ``new``."""
         return signature.read(self.function, skip=1)
 
     @property
     def place(self) -> Place:
-        """File and line of the definition."""
+        """The file and line where the loss is defined."""
         return source_lines.definition_place(self.function)
 
     @property
     def digest(self) -> str:
-        """A digest of the source of the function and of the functions that it uses."""
+        """A digest of the source of the loss's function and of the functions that it uses."""
         return source_lines.digest(self.function)
 
 
@@ -86,18 +87,17 @@ def loss(
     stale_ok: str = "",
     unrewarded: str = "",
 ) -> Any:
-    """Decorate ``f(new, columns…, *, settings) -> (value, metrics)`` so that it becomes a loss.
+    """Make a loss from a function ``f(new, columns…, *, settings) -> (value, metrics)``.
 
-    new: the quantity that the model computes: "logprobs" [rows, T], "values" [rows, T], "scores" [rows], or
+    new: the outputs that the model computes: "logprobs" [rows, T], "values" [rows, T], "scores" [rows], or
     ("logprobs", "entropy").
 
-    rows="group": the loss sees complete groups (pairs), whose rows are adjacent.
+    rows="group": the loss gets complete groups, such as pairs, whose rows are adjacent.
 
-    stale_ok: the reason, in a sentence, why rows sampled with older weights need no correction. `rlflow
-    check` prints the reason.
+    stale_ok: one sentence on why rows that older weights sampled need no correction in this loss. `rlflow
+    check` prints it.
 
-    unrewarded: the reason, in a sentence, why the flow's rewards need not reach this loss. `rlflow check`
-    prints the reason.
+    unrewarded: one sentence on why the flow's rewards need not reach this loss. `rlflow check` prints it.
 
     Raises TypeError for other values.
     """

@@ -1,12 +1,12 @@
-"""Chat messages packed into one string, so that text columns can hold and store them like other text.
+"""Chat messages packed into one string, so that text columns can hold them and store them like other text.
 
 A message is a mapping with the texts ``role`` and ``content``. It may have other keys that a chat template
-reads, such as ``tool_calls``, ``name`` or ``reasoning_content``, with any JSON value. If it has other keys,
-its content may be None or absent.
+reads, such as ``tool_calls``, ``name`` or ``reasoning_content``, with any JSON value. In this case, its
+content may be None or absent.
 
-In memory, the string type ``Packed`` distinguishes messages from text. In stored strings, a prefix marks
-messages, and text that begins with the prefix gets the prefix once more. So text from the data or from a
-model is never mistaken for messages.
+In memory, the type ``Packed`` marks messages. In stored strings, a prefix marks messages. If ordinary text
+begins with this prefix, it gets the prefix once more. So text from the data or from a model is never mistaken
+for messages.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ToolCall(NamedTuple):
 class Packed(str):
     """Messages as one JSON string.
 
-    A message with only a role and a text is stored as the pair [role, content], any other message as an
-    object.
+    A message that has only a role and a text is stored as the pair [role, content]. Any other message is
+    stored as an object.
     """
 
     __slots__ = ()
@@ -49,7 +49,7 @@ def is_messages(value: Any) -> bool:
 
 
 def fault(value: Any) -> str:
-    """Return why a value is not a message, naming the wrong key; an empty text for a valid message."""
+    """Return what is wrong with a message and at which key; an empty text if ``value`` is a valid message."""
     if not isinstance(value, Mapping):
         return f"{type(value).__name__} instead of a message"
     if not isinstance(value.get("role"), str):
@@ -73,8 +73,7 @@ def _named(value: Mapping[str, Any], key: str) -> str:
 
 
 def _beyond_json(key: Any, item: Any) -> str:
-    """Return why an entry of a message cannot be sent to a template in another process; empty if it can be
-    sent."""
+    """Return why an entry of a message cannot be written as JSON; an empty text if it can."""
     if not isinstance(key, str):
         return "the key is not a text"
     try:
@@ -87,9 +86,9 @@ def _beyond_json(key: Any, item: Any) -> str:
 
 
 def without_invalid_characters(value: Any) -> tuple[Any, int]:
-    """Replace each lone surrogate and NUL with U+FFFD; return the new value and the number of replacements.
+    """Replace each lone surrogate and NUL with U+FFFD. Return the new value and the number of replacements.
 
-    ``value`` is a text or messages; keys and nested values are changed too. Values of other types are
+    ``value`` is a text or messages, whose keys and nested values are changed too. Values of other types are
     returned unchanged. Tokenizers do not accept lone surrogates.
     """
     if isinstance(value, str):
@@ -106,7 +105,8 @@ def without_invalid_characters(value: Any) -> tuple[Any, int]:
 
 
 def cut_to(value: Any, most: int) -> Any:
-    """Return a text cut to ``most`` characters, or messages with the text of the last one cut.
+    """Shorten a text to ``most`` characters. If ``value`` is messages, shorten only the text of the last
+    message.
 
     Returns the same object if nothing is cut. Values of other types are returned unchanged.
     """
@@ -125,7 +125,7 @@ def is_plain(message: Message) -> bool:
 
 
 def packed(messages: Sequence[Message]) -> Packed:
-    """Return messages as one string."""
+    """Pack messages into one string."""
     whole = [
         [message["role"], message["content"]] if is_plain(message) else dict(message) for message in messages
     ]
@@ -133,7 +133,9 @@ def packed(messages: Sequence[Message]) -> Packed:
 
 
 def unpacked(text: str) -> str | list[Message]:
-    """Return the messages of a string that ``packed`` made; other text is returned unchanged."""
+    """Return the messages that ``packed`` packed into ``text``. Text that is not packed is returned
+    unchanged.
+    """
     if not isinstance(text, Packed):
         return text
     whole = json.loads(text)
@@ -144,12 +146,12 @@ def unpacked(text: str) -> str | list[Message]:
 
 
 def written(text: str) -> str:
-    """Return a text or messages as a plain string that ``read`` can decode."""
+    """Return a text, or packed messages, as a plain string to store. ``read`` decodes the string."""
     return MARK + text if isinstance(text, Packed) or text.startswith(MARK) else text
 
 
 def read(text: str) -> str:
-    """Return the text or messages that ``written`` turned into this string.
+    """Return the text or the packed messages that ``written`` stored as this string.
 
     Raises ValueError for a string that ``written`` cannot have made.
     """
@@ -160,7 +162,7 @@ def read(text: str) -> str:
 
 
 def _canonical(value: Packed) -> Packed:
-    """Return the value if ``packed`` can have made it, else raise ValueError."""
+    """Return the value if ``packed`` can have made it. Raises ValueError otherwise."""
     try:
         messages = unpacked(value)
     except (ValueError, TypeError, RecursionError):
@@ -171,10 +173,10 @@ def _canonical(value: Packed) -> Packed:
 
 
 def as_text(content: str | Sequence[Message]) -> str:
-    """Return content as readable text.
+    """Return text or messages as readable text.
 
-    Text is returned unchanged. Several messages are joined, each under its role. A single message gives its
-    text.
+    A text is returned unchanged. A single message gives its content. Several messages are joined, each after
+    its role.
     """
     if isinstance(content, str):
         return content

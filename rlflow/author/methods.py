@@ -1,4 +1,4 @@
-"""The methods of model roles: the columns that each method reads and gives, and its settings with ranges."""
+"""The methods of model roles: the columns that each method reads and gives, and the settings of each method."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from rlflow.errors import FlowError, Place, Problem, listed
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a method: its default, the test that a value must pass, and a description of the test."""
+    """A setting of a method: its default, the test for valid values, and a description of valid values for
+    messages.
+    """
 
     default: Any
     test: Callable[[Any], bool]
@@ -117,9 +119,10 @@ KINDS = {
 def bind(
     what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None = None
 ) -> dict[str, Any]:
-    """Return the settings of a method with defaults filled in.
+    """Check the settings of a method call and return them with defaults filled in. ``what`` names the call in
+    messages.
 
-    Raises FlowError with all unknown, missing and out-of-range settings at once.
+    Raises one FlowError for all unknown, missing and out-of-range settings.
     """
     bound, problems = checked(what, specification, settings, place)
     FlowError.refuse(problems)
@@ -129,10 +132,11 @@ def bind(
 def checked(
     what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Return settings that a trace can continue with, and the problems of the given settings.
+    """Return settings with which tracing can continue, and the problems of the given settings.
 
-    A bad value is replaced with the setting's default, or with 1 if the setting has no default. An unknown
-    setting is taken as the setting that was probably meant.
+    A missing or bad value is replaced with the setting's default, or with 1 if the setting has no default.
+    The value of an unknown setting is used for the setting that was probably meant. ``what`` names the call
+    in messages.
     """
     problems = [
         unknown_setting(what, name, specification, place) for name in settings if name not in specification
@@ -167,7 +171,9 @@ def checked(
 def unknown_setting(
     what: str, name: str, known: Mapping[str, Any], place: Place | None, definition: Place | None = None
 ) -> Problem:
-    """Return the problem of a call that names an unknown setting."""
+    """Return the Problem of a call with an unknown setting ``name``. ``known``: the settings that ``what``
+    has.
+    """
     close = setting_meant(name, known)
     remedy = f"write {close}=" if close else f"remove {name}=, or declare it after '*' in the function"
     return Problem(
@@ -185,7 +191,9 @@ def unknown_setting(
 def missing_setting(
     what: str, name: str, expected: str, place: Place | None, definition: Place | None = None
 ) -> Problem:
-    """Return the problem of a call that lacks a required setting."""
+    """Return the Problem of a call that lacks the required setting ``name``. ``expected``: a description of
+    its valid values.
+    """
     return Problem(
         "missing-setting",
         f"{what} needs the setting '{name}'",
@@ -198,18 +206,19 @@ def missing_setting(
 
 
 def sampling_of(sampling: Mapping[str, Mapping[str, Any]], method: str, call: str) -> dict[str, Any]:
-    """Return the run's settings for a `generate` call, which override the flow's settings.
+    """Return the settings that the run's user gave for a `generate` call; they override the flow's settings.
 
-    ``method`` (such as actor.generate) names all calls of the role, ``call`` (such as actor.generate#2) names
-    this call. Settings of this call override settings of all calls.
+    ``sampling`` has settings for ``method`` (all calls of a role, such as actor.generate) and for ``call``
+    (this call, such as actor.generate#2). Settings of the call override settings of the method.
     """
     return {**sampling.get(method, {}), **sampling.get(call, {})}
 
 
 def resampled(bound: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a `generate` call with the run's settings (``own``) applied.
+    """Return the settings of a `generate` call: the flow's settings ``bound``, overridden by the run's
+    settings ``own``.
 
-    If the flow samples greedily, its temperature stays 0.
+    If the flow sets the temperature to 0 (greedy sampling), it stays 0.
     """
     greedy = bound["temperature"] == 0
     return {**bound, **{name: value for name, value in own.items() if name != "temperature" or not greedy}}
@@ -222,7 +231,8 @@ def too_short(
     call: str,
     place: Place | None,
 ) -> list[Problem]:
-    """Return a problem if the minimum number of tokens of a `generate` call exceeds the maximum.
+    """Return a problem if a `generate` call requires more tokens than its maximum, by its minimum or by its
+    lengths.
 
     ``sampling``, ``method`` and ``call`` are as in ``sampling_of``.
     """

@@ -1,5 +1,4 @@
-"""The settings of each kind of call, with their types, and the form in which a graph shows and stores
-them."""
+"""The settings of each kind of call in a graph, with their types, and the form in which a graph shows them."""
 
 from __future__ import annotations
 
@@ -17,30 +16,31 @@ Mean = Literal["tokens", "rows", "row-tokens"] | int | float
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """The settings of a call. A call without settings has this base class."""
+    """The settings of a call in a graph. This base class has no settings."""
 
     @property
     def shown(self) -> Pairs:
-        """The settings as a graph shows and stores them."""
+        """The settings as pairs of name and value, as a graph shows and stores them."""
         return tuple((name, plain(value)) for name, value in vars(self).items())
 
 
 @dataclass(frozen=True)
 class ShownOptions(NodeOptions):
-    """Settings as pairs of name and value: of a stage, which alone knows their types, or with a masked
-    secret."""
+    """Settings as pairs of name and value, for stages, which define their own settings, and for settings with
+    a masked secret.
+    """
 
     own: Pairs = ()
 
     @property
     def shown(self) -> Pairs:
-        """The settings, unchanged."""
+        """The pairs of name and value, unchanged."""
         return self.own
 
 
 @dataclass(frozen=True)
 class GenerateOptions(NodeOptions):
-    """Settings of `generate`, as ``rlflow.training.protocols.Sampling`` explains them."""
+    """The settings of a `generate` call. ``rlflow.training.protocols.Sampling`` explains them."""
 
     samples: int
     max_tokens: int
@@ -56,7 +56,7 @@ class GenerateOptions(NodeOptions):
 
     @property
     def shown(self) -> Pairs:
-        """The settings as a graph shows them, without settings that are off."""
+        """The settings as pairs of name and value, without settings that are off."""
         return tuple(
             (name, value)
             for name, value in super().shown
@@ -66,7 +66,7 @@ class GenerateOptions(NodeOptions):
 
 @dataclass(frozen=True)
 class UpdateOptions(NodeOptions):
-    """Settings of `update`."""
+    """The settings of an `update` call."""
 
     epochs: int = 1
     minibatch: int | None = None  # rows of an optimizer step; None: all rows
@@ -80,9 +80,9 @@ class UpdateOptions(NodeOptions):
 
     @property
     def shown(self) -> Pairs:
-        """The settings as a graph shows them, followed by the settings of the losses.
+        """The settings of the update as pairs of name and value, followed by the settings of its losses.
 
-        Settings that only matter with several losses are hidden if there is one loss.
+        If the update has one loss, settings that only matter with several losses are omitted.
         """
         hidden = {"own"} if self.losses else {"own", "scale", "where", "losses"}
         return (*(pair for pair in super().shown if pair[0] not in hidden), *self.own)
@@ -90,7 +90,7 @@ class UpdateOptions(NodeOptions):
 
 @dataclass(frozen=True)
 class RepeatOptions(NodeOptions):
-    """Settings of `repeat`."""
+    """The settings of a `repeat` call."""
 
     groups: int  # number of groups to keep
     tries: int
@@ -98,14 +98,14 @@ class RepeatOptions(NodeOptions):
 
 @dataclass(frozen=True)
 class AskOptions(NodeOptions):
-    """Settings of `ask`."""
+    """The settings of an `ask` call."""
 
     roles: tuple[str, ...]  # roles that answer
 
 
 @dataclass(frozen=True)
 class ChooseOptions(NodeOptions):
-    """Settings of `choose`."""
+    """The settings of a `choose` call."""
 
     count: int  # number of rows with the highest values; 0: the rows that a bool column marks
     per: Literal["group", "batch"]
@@ -117,7 +117,9 @@ AnyOptions = (
 
 
 def plain(value: Any) -> Value:
-    """Return a setting as the graph stores it: numbers and text unchanged, anything else as its name or repr."""
+    """Return a setting's value as the graph stores it: numbers and text unchanged, other values as their name
+    or repr.
+    """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:  # the wire format holds 64 bits
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):

@@ -1,4 +1,4 @@
-"""``ask``, ``choose`` and ``concat``: make rows from rows."""
+"""``ask``, ``choose`` and ``concat``, which make a batch with other rows."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ def ask(
     after: Literal["tokens"] | None = None,
     tokens_until: str | None = None,
 ) -> Any:
-    """Return a batch of follow-up prompts, one from each row of ``batch``, in order.
+    """Return a batch of follow-up prompts, made from the rows of ``batch`` in order.
 
-    The follow-up prompt is the row's text in ``column``. The role that samples from it formats it like a
-    prompt of the data. With ``after="tokens"``, the text follows the row's prompt and response as another
-    turn; the sampled ids are unchanged.
+    With ``column``, each row gives one prompt: the text in that column. The role that samples from the prompt
+    formats it like a prompt of the data. With ``after="tokens"``, the text follows the row's own prompt and
+    response as another turn; the sampled ids stay the same.
 
-    With ``tokens_until``, the model continues from the first tokens of the row's own response. An integer
-    column gives the number of these tokens for each row. A bool token column makes one follow-up prompt for
-    each True, which continues from the tokens before the True. Then a float column with one value per
-    follow-up prompt can be merged back into ``batch``, as a token column with NaN at all other tokens. After
-    sampling, ``tokens`` has only the continuation; ``completion`` is the text of the first tokens and the
-    continuation.
+    With ``tokens_until``, the prompts continue the row's own response. An integer column gives one prompt per
+    row, with this number of response tokens. A bool token column gives one prompt for each True, with the
+    response tokens before the True. A float column with one value for each of these prompts can be merged
+    back into ``batch``: it becomes a token column with NaN at all other tokens. After sampling, ``tokens``
+    has only the continuation, and ``completion`` has the text of the complete response.
 
-    Columns with one value per row are copied to the follow-up prompts, except ``completion``, ``finish`` and
-    ``group``; token columns are not copied. Follow-up prompts above the maximum prompt length are dropped and
-    counted as ``ask/too_long``.
+    The prompts keep the columns of ``batch`` that have one value per row, except ``completion``, ``finish``
+    and ``group``. If a prompt is longer than the maximum prompt length, it is dropped and counted as
+    ``ask/too_long``.
     """
     by_text = isinstance(column, str) and tokens_until is None and after in (None, "tokens")
     by_tokens = column is None and isinstance(tokens_until, str) and after is None
@@ -62,12 +61,13 @@ def choose(
     count: int | None = None,
     per: Literal["group", "batch"] = "batch",
 ) -> Any:
-    """Return the rows of ``batch`` that a bool column marks, or the rows with the largest values of ``top``.
+    """Return the rows of ``batch`` where a bool column is True, or the rows with the largest values of the
+    column ``top``.
 
-    With ``column``, rows with True are kept. With the column ``top``, the ``count`` rows with the largest
-    values are kept, in the batch or in each group (``per``); ties go to the earlier row, and NaN is never
-    chosen. The order of rows does not change. If no row is left, the iteration is skipped. The metric
-    ``choose/dropped`` counts dropped rows.
+    ``choose(batch, column)`` keeps the rows with True. ``choose(batch, top=…, count=…)`` keeps the ``count``
+    rows with the largest values, in the batch or in each group (``per``). If values are equal, it keeps the
+    earlier row; it never keeps NaN. The rows stay in order. The metric ``choose/dropped`` counts dropped
+    rows. If no row is left, the iteration is skipped.
     """
     by_flag = isinstance(column, str) and top is None and count is None and per == "batch"
     by_rank = (
@@ -92,7 +92,8 @@ def choose(
 
 
 def concat(*batches: Any) -> Any:
-    """Join the rows of all batches, one batch after another; keep the columns that all batches have.
+    """Return one batch with the rows of all batches, one batch after another, and the columns that all
+    batches have.
 
     Groups of different batches stay separate.
     """

@@ -1,4 +1,4 @@
-"""The receiver of a flow's calls: a tracer records them, a session runs them.
+"""Scope: the object that receives the calls of a flow. A tracer records the calls, and a session runs them.
 
 Outside a flow, stages run at once.
 """
@@ -22,47 +22,49 @@ AskWay = Literal["text", "after", "until"]
 
 
 class Scope(Protocol):
-    """The receiver of a flow's calls to stages, `repeat`, `ask`, `choose` and `concat`.
+    """The object that receives a flow's calls to stages, `repeat`, `ask`, `choose` and `concat`.
 
-    A scope is a tracer, or a session that runs the calls. Method calls of roles go to the role objects
-    instead.
+    A scope is a tracer, which records the calls, or a session, which runs them. Method calls of roles go to
+    the role objects instead.
     """
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Any:
         """Call a stage on a batch. ``gives``: new names for its output columns."""
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
-        """Call ``body`` on fresh prompts until ``groups`` groups are kept, at most ``tries`` times."""
+        """Call ``body`` with new prompts until ``groups`` groups are kept, at most ``tries`` times."""
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Any:
-        """Make a follow-up prompt from each row, in one of three ways."""
+        """Return follow-up prompts made from the rows of ``batch``. ``way`` says how the prompt uses
+        ``column``.
+        """
 
     def choose(self, batch: Any, column: str, settings: ChooseOptions) -> Any:
-        """Keep rows by a column."""
+        """Return the rows that ``settings`` select by the values of ``column``."""
 
     def concat(self, batches: Sequence[Any]) -> Any:
-        """Join rows of several batches."""
+        """Return one batch with the rows of all batches."""
 
     def number(self, name: str) -> Any:
-        """Return the scalar of this name that every real batch has, or None."""
+        """Return the scalar ``name`` that every real batch of the flow has; None if there is none."""
 
 
 class Interpreter(Protocol):
-    """Runs flows and stages that are called as functions."""
+    """Runs flows and stages that user code calls like functions."""
 
     def call(self, flow: Any, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Run one eager iteration. Inside another flow, run this flow's lines as a part of that flow."""
+        """Run one iteration of ``flow``. Inside another flow, the calls of ``flow`` become part of that flow."""
 
     def bare(self) -> Scope:
-        """Return the scope for stages that are called outside every flow."""
+        """Return the scope for stages that are called outside any flow."""
 
 
 @dataclass(frozen=True)
 class Engines:
-    """How to load the interpreter and the tracer of flows.
+    """Functions that load the interpreter and the tracer of flows.
 
-    The interpreter and the tracer depend on this package, so `rlflow` registers them here. Each is loaded at
-    its first use.
+    The interpreter and the tracer import this package, so this package cannot import them. `rlflow` registers
+    them here, and each is loaded at its first use.
     """
 
     interpreter: Callable[[], Interpreter]
@@ -75,12 +77,12 @@ _engines: list[Engines] = []
 
 
 def register(engines: Engines) -> None:
-    """Set how the interpreter and the tracer are loaded."""
+    """Set the functions that load the interpreter and the tracer."""
     _engines[:] = [engines]
 
 
 def engines() -> Engines:
-    """Return the registered engines."""
+    """Return the registered functions that load the interpreter and the tracer."""
     return _engines[0]
 
 
@@ -88,18 +90,20 @@ _current: ContextVar[Scope | None] = ContextVar("scope", default=None)
 
 
 def current() -> Scope:
-    """Return the scope of the flow that is being called; outside any flow, a scope that runs stages at once."""
+    """Return the scope of the flow that is running; outside any flow, a scope that runs stages at once."""
     return _current.get() or engines().interpreter().bare()
 
 
 def entered(scope: Scope) -> AbstractContextManager[None]:
-    """Send calls inside the ``with`` block to this scope."""
+    """Send the calls of stages, `repeat`, `ask`, `choose` and `concat` inside the ``with`` block to this
+    scope.
+    """
     return with_value(_current, scope)
 
 
 @contextlib.contextmanager
 def with_value(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Give a context variable this value inside the ``with`` block."""
+    """Set a context variable to ``value`` inside the ``with`` block."""
     token = variable.set(value)
     try:
         yield
@@ -108,16 +112,18 @@ def with_value(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def number(name: str) -> Any:
-    """Return the scalar of this name that every batch of the current flow has, or None."""
+    """Return the scalar ``name`` that every batch of the running flow has, such as ``iteration``; None if
+    there is none.
+    """
     scope = _current.get()
     return scope.number(name) if scope is not None else None
 
 
 def batch_like(value: Any) -> bool:
-    """Return True if a value is a batch, real or symbolic."""
+    """Return True if ``value`` is a batch, real or symbolic."""
     return hasattr(type(value), "columns") and hasattr(type(value), "rename")
 
 
 def symbolic(value: Any) -> bool:
-    """Return True if a value is symbolic: it stands for a value that is unknown while a flow is traced."""
+    """Return True if ``value`` is a symbol: it stands for a value that is unknown while a flow is traced."""
     return getattr(type(value), "symbolic", False) is True

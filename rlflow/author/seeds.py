@@ -1,8 +1,9 @@
-"""Seeds, and random numbers that are a function of the seeds, without a global generator.
+"""Seeds, and random numbers that depend only on seeds, without a global generator.
 
-Draws do not depend on other draws or on a library's version. Every draw of a run has a seed derived from (run
-seed, iteration, call in program order, row key). A row key is (position in the data stream, sample number).
-So the draws of a row do not depend on where or when the row runs, or with which other rows.
+A draw does not depend on other draws or on a library's version. Every draw of a run has a seed that is
+derived from the run's seed, the iteration, the call, and the row (its position in the data stream and its
+sample number). So the draws of a row do not depend on where or when the row is computed, or with which other
+rows.
 
 The hash of (seed, counter) is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable
 pseudorandom number generators", 2014). int64 arithmetic wraps like the unsigned arithmetic of the paper.
@@ -29,19 +30,19 @@ def signed(seed: int) -> int:
 
 
 def splitmix(x: Tensor) -> Tensor:
-    """Map int64 [...] one to one to values that look independent, even for neighbouring inputs."""
+    """Map int64 values one to one to values that look independent, even for neighbouring inputs."""
     return finalised(x + GOLDEN)
 
 
 def finalised(x: Tensor) -> Tensor:
-    """Apply only the finaliser of splitmix64 to int64 [...]; it maps 0 to 0."""
+    """Apply only the finaliser of splitmix64 to int64 values. It maps 0 to 0."""
     for shift, factor in _MIX:
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor  # a logical shift: torch's keeps the sign
     return x
 
 
 def mixed(*numbers: int) -> int:
-    """Return one seed from several numbers; their order matters."""
+    """Derive one seed from several numbers. Their order matters."""
     state = torch.zeros((), dtype=torch.int64)
     for number in numbers:
         state = splitmix(state ^ signed(number))
@@ -49,35 +50,39 @@ def mixed(*numbers: int) -> int:
 
 
 def uniforms(seeds: Sequence[int], steps: int) -> Tensor:
-    """float64 [len(seeds), steps] in [0, 1 - 2⁻⁵²]: entry (i, t) is a function of (seeds[i], t)."""
+    """Return uniform random numbers in [0, 1 - 2⁻⁵²], float64 [len(seeds), steps]. Entry (i, t) depends only
+    on (seeds[i], t).
+    """
     return _uniform(seeds, torch.arange(steps))
 
 
 def uniforms_at(seeds: Sequence[int], steps: Sequence[int]) -> Tensor:
-    """float64 [len(seeds)]: entry (i, steps[i]) of ``uniforms``."""
+    """Return for each i the entry (i, steps[i]) of ``uniforms``, float64 [len(seeds)]."""
     return _uniform(seeds, torch.tensor(steps, dtype=torch.int64)[:, None])[:, 0]
 
 
 def _uniform(seeds: Sequence[int], steps: Tensor) -> Tensor:
-    """Return uniforms; ``steps`` is the same for all seeds, or has one row per seed."""
+    """Return uniform random numbers for each seed at ``steps``: the same steps for all seeds, or one row of
+    steps per seed.
+    """
     rows = splitmix(torch.tensor([signed(int(seed)) for seed in seeds], dtype=torch.int64))
     bits = splitmix(rows[:, None] + steps * GOLDEN)
     return (bits >> 12 & 2**52 - 1).double() * 2.0**-52
 
 
 def permutation(count: int, *seeds: int) -> Tensor:
-    """int64 [count]: 0 … count-1 in an order drawn from ``seeds``."""
+    """Return the numbers 0 … count-1 in an order that is drawn from ``seeds``, int64 [count]."""
     return torch.argsort(splitmix(torch.arange(count) ^ mixed(*seeds)), stable=True)
 
 
 def derived(*parts: int | str) -> int:
-    """Return a 63-bit seed from integers and names."""
+    """Derive one 63-bit seed from integers and names."""
     text = "\0".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 def row_seeds(base: int, keys: Tensor) -> list[int]:
-    """Return a 63-bit seed for each row's path [rows, 2 or more]."""
+    """Derive a 63-bit seed for each row from ``base`` and the row's path. ``keys``: [rows, 2 or more]."""
     state = torch.full((len(keys),), base, dtype=torch.int64)
     for column, odd in zip(range(keys.shape[1]), itertools.cycle(_KEY_FACTORS), strict=False):
         state = finalised(state ^ (keys[:, column] + 1) * odd)
@@ -85,9 +90,8 @@ def row_seeds(base: int, keys: Tensor) -> list[int]:
 
 
 def turn_seeds(seeds: Sequence[int], turn: int) -> list[int]:
-    """Return a 63-bit seed for the given turn of each row, derived from the row's own seed.
-
-    For turn 0, this is the row's own seed.
+    """Derive a 63-bit seed for the turn ``turn`` of each row from the row's seed. In turn 0, it is the row's
+    own seed.
     """
     if not turn:
         return list(seeds)

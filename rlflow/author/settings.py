@@ -1,4 +1,6 @@
-"""Settings dataclasses: fields with comments, values from text, ranges, and the variants that `check` tries."""
+"""The settings dataclass of a flow: its fields with comments, values from text, ranges, and the variants that
+`check` tries.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,10 @@ from rlflow.errors import Place, PlanError, Problem, listed, nearest
 
 @dataclass(frozen=True)
 class Field:
-    """One setting: its type, default, comment and place in the file.
+    """One field of a settings dataclass: its type, default, comment and place in the file.
 
-    ``comment`` is the comment on the setting's line, or else the comment lines directly above.
+    ``comment`` is the comment at the end of the field's line, or else the comment lines directly above the
+    line.
     """
 
     name: str
@@ -39,7 +42,7 @@ _read: weakref.WeakKeyDictionary[type, dict[str, tuple[Place | None, str]]] = we
 
 
 def fields(settings: type) -> dict[str, Field]:
-    """Return the fields of a settings dataclass by name, in order."""
+    """Return name → field for a settings dataclass, in order."""
     comments = _comments(settings)
     hints = typing.get_type_hints(settings, include_extras=True)
     entries = {}
@@ -53,7 +56,7 @@ def fields(settings: type) -> dict[str, Field]:
 
 
 def _comments(settings: type) -> dict[str, tuple[Place | None, str]]:
-    """Return the place and the comment of each field, including fields of base classes."""
+    """Return the place and the comment of each field by name, including fields of base classes."""
     comments: dict[str, tuple[Place | None, str]] = {}
     for owner in reversed(settings.__mro__):
         if dataclasses.is_dataclass(owner):
@@ -95,20 +98,20 @@ def _own_comments(settings: type) -> dict[str, tuple[Place | None, str]]:
 
 
 def override_flow(settings: Any, changes: Mapping[str, Any]) -> Any:
-    """Return ``override`` for the settings of a flow.
+    """Return a copy of a flow's settings with ``changes`` applied, as ``override`` does.
 
-    In addition to ``override``, this refuses non-finite numbers, unless the setting's declared default is
-    non-finite too.
+    A non-finite number is refused, unless the declared default of the setting is also non-finite.
     """
     return override(settings, changes, "hp.", finite=True)
 
 
 def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: bool = False) -> Any:
-    """Return a copy of the dataclass instance with the changes applied, text parsed, and ranges checked.
+    """Return a copy of the dataclass instance ``settings`` with ``changes`` applied. Text is parsed, and
+    ranges are checked.
 
-    finite: if True, non-finite numbers are refused, unless the setting's declared default is non-finite.
-    prefix: put before names in messages. Raises PlanError with all unknown names and unsuitable values at
-    once.
+    prefix: text before the names of settings in messages. finite: if True, a non-finite number is refused,
+    unless the declared default of the setting is also non-finite. Raises one PlanError for all unknown names
+    and unsuitable values.
     """
     known = fields(type(settings))
     problems = [_unknown(name, known, prefix) for name in changes if name not in known]
@@ -151,7 +154,7 @@ def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: boo
 
 
 def _infinite(value: Any) -> bool:
-    """Return True if a value is a non-finite number or contains one."""
+    """Return True if ``value`` is a non-finite number or contains one."""
     return (
         any(map(_infinite, value))
         if isinstance(value, tuple | list)
@@ -171,9 +174,9 @@ def _unknown(name: str, known: Mapping[str, Field], prefix: str) -> Problem:
 
 
 def parse(type_: Any, value: Any) -> Any:
-    """Return ``value``, a text or a value, as a value of the annotated type.
+    """Convert ``value``, which may be text, to the annotated type.
 
-    Raises a ValueError that names the expected type and range.
+    Raises ValueError with the expected type and range.
     """
     from pydantic import ValidationError
     from pydantic.errors import PydanticSchemaGenerationError
@@ -210,7 +213,7 @@ def _optional(type_: Any) -> bool:
 
 
 def described(type_: Any) -> str:
-    """Return a type and its range in words: ``float > 0``."""
+    """Return a type and its range in words, such as ``float > 0``."""
     if typing.get_origin(type_) is typing.Annotated:
         base, *limits = typing.get_args(type_)
         signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
@@ -233,10 +236,9 @@ def _limits(limit: Any) -> Iterator[tuple[str, Any]]:
 
 
 def variants(settings: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (the change, the settings) for each change of one setting.
+    """Yield (change, changed settings) for each possible change of one setting.
 
-    The changes: every boolean flipped, every other value of a Literal, every number at 0 if its range allows
-    0.
+    A boolean is flipped. A ``Literal`` gets each of its other values. A number gets 0 if its range allows 0.
     """
     if settings is None:
         return

@@ -1,4 +1,4 @@
-"""Read a user function's signature: positional parameters name columns, keyword-only parameters are settings."""
+"""The signature of a stage or loss: positional parameters are columns, keyword-only parameters are settings."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ REQUIRED = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class ColumnParameter:
-    """A positional parameter: the column that it reads.
+    """A positional parameter of a stage or loss, which names the column that the function reads.
 
-    ``kind`` is the kind that the function expects (None: any kind). ``optional``: the column may be absent.
+    ``kind`` is the kind that the function expects; None allows any kind. ``optional``: the batch may lack the
+    column.
     """
 
     name: str
@@ -28,7 +29,7 @@ class ColumnParameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """Columns and settings of a stage or a loss."""
+    """The columns and settings that a stage or loss takes."""
 
     columns: tuple[ColumnParameter, ...]
     settings: dict[str, Any]  # name → default, or REQUIRED
@@ -37,14 +38,14 @@ class Signature:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The names of the columns, in order."""
+        """The names of the columns that the function reads, in order."""
         return tuple(column.name for column in self.columns)
 
     def takes_float(self, setting: str) -> bool:
         """Return True if any float is a valid value of the setting.
 
-        The annotation decides. Without an annotation the default decides; a setting without a default, or
-        with the default None, may be any float.
+        The annotation decides. Without an annotation, the default decides. If there is no default, or if it
+        is None, any float is valid.
         """
         if setting in self.types:
             return float in _parts(self.types[setting])
@@ -53,9 +54,9 @@ class Signature:
 
 
 def read(function: Callable[..., Any], skip: int = 0) -> Signature:
-    """Return the signature of ``function`` without its first ``skip`` parameters.
+    """Return the columns and settings that a function takes, without its first ``skip`` parameters.
 
-    Raises TypeError for ``*args``.
+    Raises TypeError if the function takes ``*args``.
     """
     parameters = list(inspect.signature(function).parameters.values())
     hints = _hints(function)
@@ -78,7 +79,7 @@ def read(function: Callable[..., Any], skip: int = 0) -> Signature:
 
 
 def _parts(hint: Any) -> set[Any]:
-    """Return the types that an annotation allows, without their ranges."""
+    """Return the types that an annotation allows: the members of a union, without ranges."""
     if typing.get_origin(hint) is typing.Annotated:
         return _parts(typing.get_args(hint)[0])
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:

@@ -1,4 +1,4 @@
-"""Places of calls and definitions in user code, and digests of function sources."""
+"""Source lines of calls and definitions in user code, and digests of functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def call_place() -> Place | None:
 
 
 def _is_user_code(frame: types.FrameType) -> bool:
-    """Return True if a frame is user code: neither rlflow nor a library that called back into rlflow."""
+    """Return True if a frame runs user code, not rlflow or a library that rlflow called."""
     name, path = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
     if name.partition(".")[0] in ("rlflow", "torch", "numpy", "typer", "click"):
         return name.startswith("rlflow.algorithms.")
@@ -44,17 +44,17 @@ def _lines(code: types.CodeType) -> list[int | None]:
 
 
 def definition_place(function: Callable[..., Any]) -> Place:
-    """Return the place of a function's `def`, or of its first decorator."""
+    """Return the file and line of a function's ``def``, or of its first decorator."""
     code = inspect.unwrap(function).__code__
     return Place(code.co_filename, code.co_firstlineno)
 
 
 @lru_cache(maxsize=1024)
 def digest(function: Callable[..., Any]) -> str:
-    """Return 12 hex digits that identify a function's behaviour.
+    """Return 12 hex digits that identify what a function computes.
 
-    The digest covers the function's syntax without comments and docstrings, its defaults, and the functions,
-    classes and constants of its file that it uses. Equal bodies in two files have equal digests.
+    The digest covers the function's code without comments and docstrings, its defaults, and the functions,
+    classes and constants of its file that it uses. Equal functions in two files have equal digests.
     """
     parts = sorted(set(_meaning(cast("types.FunctionType", inspect.unwrap(function)), set())))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
@@ -80,9 +80,9 @@ def _meaning(function: types.FunctionType, visited: set[int]) -> Iterator[str]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return the function inside a stage, a loss or a cache; other values are returned unchanged.
+    """Return the function inside a stage, a loss or a cached function; return other values unchanged.
 
-    Reads ``__dict__`` only, so that objects with dynamic attributes run no code.
+    Reads only ``__dict__``, so no code of dynamic attributes runs.
     """
     while "__wrapped__" in (own := getattr(value, "__dict__", {})):
         value = own["__wrapped__"]
@@ -90,7 +90,9 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _names(function: types.FunctionType) -> dict[str, Any]:
-    """Return the globals and captured variables that a function and its nested functions use, by name."""
+    """Return name → value for the globals and captured variables that a function and its nested functions
+    use.
+    """
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     captured = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     values = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
@@ -105,7 +107,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _constant(value: Any) -> str | None:
-    """Return a plain value as text that is the same in every process, None for other values."""
+    """Return a plain value as text that is equal in every process; None for other values."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, dict):
@@ -137,5 +139,5 @@ def _syntax(thing: types.FunctionType | type) -> str:
 
 
 def _shown(code: types.CodeType) -> list[Any]:
-    """Return the constants of compiled code, without the addresses that nested code prints."""
+    """Return the constants of compiled code as text, without the memory addresses of nested code."""
     return [(c.co_code, _shown(c)) if isinstance(c, types.CodeType) else c for c in code.co_consts]

@@ -1,6 +1,7 @@
-"""@stage: a function of columns with a dispatch mode.
+"""``@stage``: a function of columns with a dispatch mode.
 
-Called with a batch, a stage returns a batch. Called with tensors, it calls the plain function.
+If a stage is called with a batch, it returns a batch. If it is called with tensors, it runs as a plain
+function.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Gives = str | tuple[str, ...] | Mapping[str, Kind | None]
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A stage of an algorithm, made by ``@stage``."""
+    """A stage of an algorithm, as ``@stage`` returns it."""
 
     function: Callable[..., Any]
     gives: dict[str, Kind | None]  # column → its kind; None: the kind of the returned values
@@ -38,10 +39,10 @@ class Stage:
         )
 
     def __call__(self, *arguments: Any, gives: str | tuple[str, ...] | None = None, **settings: Any) -> Any:
-        """Call the stage on a batch, and return a batch of the columns that the stage gives.
+        """Call the stage on a batch and return a batch of the columns that the stage gives.
 
-        ``gives``: new names for these columns, in order. If the arguments are not a batch, the plain function
-        is called with them.
+        ``gives``: new names for these columns, in order. If the first argument is not a batch, the plain
+        function is called with the arguments.
         """
         if len(arguments) == 1 and batch_like(arguments[0]):
             from rlflow.author.scope import current
@@ -65,27 +66,27 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """The function's name."""
+        """The name of the stage's function."""
         return self.function.__name__
 
     @cached_property
     def signature(self) -> Signature:
-        """The columns and settings that the function takes."""
+        """The columns and settings that the stage's function takes."""
         return signature.read(self.function, skip=1 if self.on else 0)
 
     @property
     def place(self) -> Place:
-        """File and line of the definition."""
+        """The file and line where the stage is defined."""
         return source_lines.definition_place(self.function)
 
     @property
     def digest(self) -> str:
-        """A digest of the source of the function and of the functions that it uses."""
+        """A digest of the source of the stage's function and of the functions that it uses."""
         return source_lines.digest(self.function)
 
     @property
     def draws(self) -> bool:
-        """True if the stage draws random numbers: it has the keyword-only parameter ``generator``."""
+        """True if the stage draws random numbers, which is the case if it has the parameter ``generator``."""
         return "generator" in self.signature.settings
 
 
@@ -112,20 +113,20 @@ def stage(
     timeout: float = 300.0,
     pure: bool = True,
 ) -> Any:
-    """Decorate a function of columns so that it becomes a stage.
+    """Make a stage from a function of columns.
 
-    gives: the columns that the function returns, as names (standard columns have their standard kind) or as
-    name → kind, such as ``row(torch.float32)``.
+    gives: the columns that the function returns: names of standard columns, or name → kind, such as
+    ``row(torch.float32)``.
 
     dispatch: DP_COMPUTE, ALL or RANK0.
 
-    on: the role whose Trainer is the first parameter.
+    on: the role whose Trainer is the function's first parameter.
 
-    rows="group": each call gets any number of complete groups, whose rows are adjacent.
+    rows="group": each call gets only complete groups, whose rows are adjacent.
 
-    timeout: maximum seconds of a call.
+    timeout: the maximum duration of a call in seconds.
 
-    pure=False: the stage has side effects and is never retried.
+    pure=False: the stage has side effects, so it is never retried.
 
     Raises TypeError for other values.
     """
@@ -148,9 +149,9 @@ def stage(
 
 
 def given_kinds(gives: Gives) -> dict[str, Kind | None]:
-    """Return name → kind for each given column.
+    """Return name → kind for the columns that a stage gives.
 
-    For a bare name, the kind is the standard kind, or None if the column is not standard.
+    If only a name is given, its kind is the standard kind, or None if the column is not a standard column.
     """
     if isinstance(gives, Mapping):
         return checked_kinds("@stage(gives=…)", gives)

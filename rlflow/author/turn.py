@@ -1,4 +1,4 @@
-"""``Turn``: the answer of an environment to a turn of the model."""
+"""``Turn``: what an environment returns for a turn of the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Turn:
-    """The answer of an environment to the text that the model wrote in a turn."""
+    """What an environment returns for the text that the model wrote in a turn: its answer, a reward, and
+    whether the episode ends.
+    """
 
     # text, which continues where the model stopped; or messages (``[{"role": …, "content": …}]``), which the
     # chat template renders as the next turn. An empty value ends the episode.

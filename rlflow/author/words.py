@@ -1,6 +1,6 @@
-"""Names that TRL, verl and OpenRLHF use for settings, columns and algorithms, and rlflow's names for them.
+"""Names of settings, columns and algorithms in TRL, verl and OpenRLHF, and rlflow's names for them.
 
-Error messages use these names to suggest a replacement for an unknown name.
+If a user writes an unknown name, error messages suggest rlflow's name.
 """
 
 from __future__ import annotations
@@ -215,22 +215,26 @@ ALGORITHMS = {
 
 
 def column_meant(name: str, columns: Iterable[str]) -> str | None:
-    """Return the column that the author probably meant, or None.
+    """Return the column that the author probably meant by ``name``; None if no name is close.
 
-    Looks up the name in other projects' vocabulary, then among ``columns`` with a similar spelling.
+    Looks up other projects' names first, then names in ``columns`` with a similar spelling.
     """
     columns = list(columns)
     return known if (known := COLUMNS.get(name)) in columns else nearest(name, columns)
 
 
 def setting_meant(name: str, known: Iterable[str]) -> str | None:
-    """Return the setting of a call or class that the author probably meant, or None."""
+    """Return the setting that the author probably meant by ``name``; None if no name is close. ``known``:
+    valid names.
+    """
     known = list(known)
     last = (flag.rpartition(".")[2] for flag in SETTINGS.get(name, ()))
     return next((each for each in last if each in known), None) or nearest(name, known)
 
 
 def algorithm_meant(name: str, known: Iterable[str]) -> str | None:
-    """Return the algorithm or file that the user probably meant, or None."""
+    """Return the algorithm or file that the user probably meant by ``name``; None if no name is close.
+    ``known``: valid names.
+    """
     known, word = list(known), name.lower().replace("-", "_")
     return ALGORITHMS[word] if ALGORITHMS.get(word) in known else nearest(name, known)

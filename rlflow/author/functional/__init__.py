@@ -1,11 +1,11 @@
 """The arithmetic that algorithms share, written as in the papers.
 
-This package has functions of tensors, and stages made from these functions: advantages, divergences, clipped
-gains, importance weights, group statistics. The losses and settings of an algorithm are in its own file in
-`algorithms/`. `rlflow.training` averages losses.
+This package has functions of tensors, and stages made from them: advantages, divergences, clipped gains,
+importance weights and group statistics. Losses and settings are in the file of each algorithm in
+`algorithms/`.
 
-Masks are bool [rows, T]. Masked-out entries are replaced with ``where``, never multiplied by 0, so NaN in
-padding cannot leak.
+Masks are bool [rows, T]. Masked-out entries are replaced with ``torch.where``, never multiplied by 0, so that
+NaN in padding has no effect.
 """
 
 from rlflow.author.functional.credit import gae, place_last, reward_to_go

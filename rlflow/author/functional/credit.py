@@ -9,7 +9,8 @@ from rlflow.author.stage import stage
 
 
 def place_last(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return [rows, T]: each row's score at the last True of its mask, 0 elsewhere.
+    """Return the scores as token rewards [rows, T]: each row's score at the last True of its mask, 0
+    elsewhere.
 
     scores: [rows]. mask: bool [rows, T]. A row without a True gets only zeros.
     """
@@ -21,9 +22,10 @@ def place_last(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """Return the sum over u >= t of gamma^(u - t) rewards[u], all [rows, T]; 0 outside the mask.
+    """Return each token's discounted sum of its own and later rewards, [rows, T]; 0 outside the mask.
 
-    Only tokens under the mask count as steps, so a masked-out token adds no discount.
+    rewards and mask are [rows, T]. Only tokens under the mask count as steps, so a masked-out token adds no
+    discount.
     """
     returns, ahead = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
@@ -34,10 +36,11 @@ def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
 
 @stage(gives=("advantages", "returns"))
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), all [rows, T].
+    """Return (advantages, returns) of generalised advantage estimation (Schulman et al. 2016, eq. 16), both
+    [rows, T].
 
-    Returns (advantages, returns), where returns = advantages + values. At masked-out tokens (tool output),
-    the advantage and the next value are carried over without discount.
+    rewards, values and mask are [rows, T]. returns = advantages + values. Masked-out tokens, such as tool
+    output, are not steps: the advantage and the next value pass over them without a discount.
     """
     advantages = torch.zeros_like(rewards)
     ahead = torch.zeros_like(rewards[:, 0])  # advantage of the next token of the policy

@@ -9,11 +9,12 @@ from torch import Tensor
 
 
 def kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
-    """Per-token estimate of KL(policy, reference) in nats, from tokens that the policy sampled.
+    """Estimate KL(policy, reference) per token in nats, [rows, T], from tokens that the policy sampled.
 
-    With r = ref / policy: k1 = -log r; k2 = (log r)² / 2; k3 = r - 1 - log r (Schulman, "Approximating KL
-    divergence"). Use k1 in the reward. As a loss k1 has no gradient in expectation, k2 has the right gradient
-    on-policy, and k3 descends the forward KL. Raises ValueError for another estimator.
+    With r = exp(ref_logprobs - logprobs): k1 = -log r; k2 = (log r)² / 2; k3 = r - 1 - log r (Schulman,
+    "Approximating KL divergence"). Use k1 in the reward. In a loss, the gradient of k1 is 0 in expectation,
+    the gradient of k2 is the gradient of the KL if the policy sampled the tokens, and the gradient of k3 is
+    that of the forward KL. Raises ValueError for another estimator.
     """
     log_ratio = ref_logprobs - logprobs
     if estimator == "k1":
@@ -31,12 +32,12 @@ def kl_penalty(
     ref_logprobs: Tensor,
     estimator: Literal["k2", "k3", "k3-weighted"],
 ) -> Tensor:
-    """Per-token KL to the reference, in nats, as a term of a loss, for tokens that the old policy sampled.
+    """Return the KL to the reference per token in nats, [rows, T], as a term of a loss.
 
-    The estimators differ in the divergence that their gradient descends. k2 descends the KL while the policy
-    equals the old policy. k3 (used by GRPO) descends the forward KL. k3-weighted, which is k3 times the ratio
-    policy / old, descends the KL for any policy (DeepSeek-V3.2, 2025). Raises ValueError for k1, because its
-    gradient is 0 in expectation.
+    The old policy sampled the tokens. The gradient of ``k2`` is the gradient of the KL while the policy
+    equals the old policy. The gradient of ``k3`` (used by GRPO) is that of the forward KL. The gradient of
+    ``k3-weighted``, which is k3 times the ratio policy / old, is the gradient of the KL for any policy
+    (DeepSeek-V3.2, 2025). Raises ValueError for k1, because its gradient is 0 in expectation.
     """
     if estimator == "k3-weighted":
         return (logprobs - old_logprobs).exp() * kl(logprobs, ref_logprobs, "k3")
@@ -51,10 +52,11 @@ def kl_penalty(
 
 
 def adapted_beta(beta: Tensor, observed: Tensor, *, target: float, rate: float) -> Tensor:
-    """Return beta (1 + rate clip(observed / target - 1, -0.2, 0.2)), all 0-d.
+    """Return the KL coefficient of the next iteration, 0-d: beta (1 + rate clip(observed / target - 1, -0.2,
+    0.2)).
 
-    beta: the KL coefficient. observed and target: the KL of full responses, in nats. If observed is NaN, beta
-    does not change. Source: Ziegler et al. 2019, section 2.2.
+    beta: the current KL coefficient, 0-d. observed, target: the measured and the wanted KL of complete
+    responses, in nats. If observed is NaN, beta does not change. Source: Ziegler et al. 2019, section 2.2.
     """
     error = torch.where(observed.isnan(), 0.0, observed / target - 1)
     return beta * (1 + rate * error.clamp(-0.2, 0.2))

@@ -1,4 +1,6 @@
-"""The quantities that a policy update maximises, and the selection of its tokens."""
+"""Gains: the quantities per token or response that a policy update maximises. Also the selection of tokens
+for an update.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,22 @@ from rlflow.author.functional.statistics import masked_mean, row_mean
 def clipped_gain(
     ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None = None
 ) -> Tensor:
-    """Return min(ratio A, clip(ratio, 1 - low, 1 + high) A), all [rows, T] (Schulman et al. 2017, eq. 7).
+    """Return PPO's clipped gain min(ratio A, clip(ratio, 1 - low, 1 + high) A), [rows, T] (Schulman et al.
+    2017, eq. 7).
 
-    With ``dual``, the gain of a negative advantage is at least dual A, however large the ratio is (Ye et al.
-    2020, eq. 5).
+    ratio and advantages (A) are [rows, T]. If ``dual`` is set, the gain of a token with a negative advantage
+    is at least dual A, however large its ratio is (Ye et al. 2020, eq. 5).
     """
     gain = torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     return gain if dual is None else torch.where(advantages < 0, torch.max(gain, dual * advantages), gain)
 
 
 def geometric_gain(log_ratio: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
-    """Return the geometric mean of a response's ratios times its mean advantage [rows] (GMPO).
+    """Return GMPO's gain [rows]: the geometric mean of a response's ratios times the response's mean
+    advantage.
 
-    log_ratio, advantages and mask are [rows, T]. Each log-ratio is clipped to at most high if its advantage
-    is positive, and to at least -low if it is negative (Zhao et al. 2025, eq. 4).
+    log_ratio, advantages and mask are [rows, T]. Each log-ratio is clipped to at most high if the token's
+    advantage is positive, and to at least -low if it is negative (Zhao et al. 2025, eq. 4).
     """
     inside = torch.where(mask, log_ratio, 0.0)
     sign = torch.where(mask, advantages, 0.0).sign()
@@ -33,11 +37,12 @@ def geometric_gain(log_ratio: Tensor, advantages: Tensor, mask: Tensor, low: flo
 
 
 def token_covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Return (log-prob - mean)(advantage - mean) of each token, 0 outside the mask, all [rows, T].
+    """Return each token's (log-prob - mean log-prob) × (advantage - mean advantage), [rows, T]; 0 outside the
+    mask.
 
-    Means are over the full batch. The covariance shows how much a token lowers the entropy (Cui et al. 2025,
-    "The Entropy Mechanism", eq. 8). Rows with a non-finite value are excluded from the means and stay
-    non-finite.
+    logprobs, advantages and mask are [rows, T]. The means are over all rows. The result shows how much an
+    update on the token lowers the entropy (Cui et al. 2025, "The Entropy Mechanism", eq. 8). Rows with a
+    non-finite value do not count in the means, and their results are non-finite.
     """
     deviations = [torch.where(mask, x - masked_mean(x, mask), 0.0) for x in (logprobs, advantages)]
     return deviations[0] * deviations[1]
@@ -46,8 +51,8 @@ def token_covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tens
 def largest_tokens(x: Tensor, mask: Tensor, count: int) -> Tensor:
     """Return bool [rows, T]: True at the ``count`` largest finite values of x under the mask.
 
-    If there are fewer than ``count`` such values, all are chosen. Among equal values, earlier ones are chosen
-    first.
+    If there are fewer than ``count`` such values, all of them get True. If values are equal, the earlier one
+    is chosen.
     """
     places = (mask & x.isfinite()).flatten().nonzero()[:, 0]
     order = x.flatten()[places].argsort(descending=True, stable=True)[:count]
@@ -57,9 +62,9 @@ def largest_tokens(x: Tensor, mask: Tensor, count: int) -> Tensor:
 
 
 def drawn_tokens(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return bool [rows, T]: True at ``count`` tokens of the mask, drawn without replacement.
+    """Return bool [rows, T]: True at ``count`` random tokens under the mask, drawn without replacement.
 
-    If the mask has fewer than ``count`` tokens, all are chosen.
+    If the mask has fewer than ``count`` tokens, all of them get True.
     """
     chance = torch.zeros(mask.shape, dtype=torch.float64)
     # draws nothing for padding, so padding does not change the tokens drawn

@@ -1,4 +1,4 @@
-"""Statistics over the rows of one prompt. NaN is a missing value: it is skipped and never counts as 0."""
+"""Statistics over the rows of a group. NaN is a missing value: it is skipped, and never counts as 0."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from rlflow.author.stage import stage
 
 @stage(gives="advantages", rows="group")
 def compare(scores: Tensor, group: Tensor, mask: Tensor, *, deviation: bool = True) -> Tensor:
-    """Return GRPO's advantages [rows, T]: (score - group mean) / (group deviation + 1e-4).
+    """Return GRPO's advantages [rows, T]: (score - group mean) / (group standard deviation + 1e-4).
 
-    Each token under the mask gets its row's advantage; other tokens get 0 (Shao et al. 2024, section 4.1.2).
-    With ``deviation=False``, the difference is not divided (Liu et al. 2025; Dr. GRPO).
+    scores and group are [rows]. Each token under the mask gets the advantage of its row; other tokens get 0
+    (Shao et al. 2024, section 4.1.2). With ``deviation=False``, the difference is not divided (Liu et al.
+    2025; Dr. GRPO).
 
-    Rows in a group of equal scores have an advantage of exactly 0. A row without a score (NaN) gets NaN, so
+    If all scores of a group are equal, its advantages are exactly 0. A row without a score (NaN) gets NaN, so
     the update skips it.
     """
     advantage = scores - group_mean(scores, group)
@@ -30,16 +31,15 @@ def compare(scores: Tensor, group: Tensor, mask: Tensor, *, deviation: bool = Tr
 
 @stage(gives="advantages", rows="group")
 def pass_at_k(scores: Tensor, group: Tensor, mask: Tensor, *, k: int) -> Tensor:
-    """Return advantages [rows, T] for the best score of k responses.
+    """Return advantages [rows, T] that maximise the expected best score of k responses; for scores of 0 and
+    1, pass@k.
 
-    The advantage of a response is averaged over all choices of k - 1 other responses of its group. For each
-    choice, the advantage is the best score with this response minus the best score without it. Tokens outside
-    the mask have 0 (Walder and Karkhanis 2025, "Pass@K Policy Optimization").
+    Consider all choices of k - 1 other responses of the group. A response's advantage is the mean, over these
+    choices, of how much the response raises the best score. Tokens outside the mask get 0. k times the mean
+    over rows is an unbiased gradient (Walder and Karkhanis 2025, "Pass@K Policy Optimization").
 
-    k times the mean over rows is an unbiased gradient of the expected best score of k. For scores of 0 and 1
-    this is pass@k. If a group has fewer than k scores, the only choice is all other responses. A row without
-    a score (NaN) does not count in its group and takes no part in the update. Raises ValueError for k below
-    2.
+    If a group has fewer than k scores, the only choice is all other responses. A row without a score (NaN) is
+    skipped. Raises ValueError for k below 2.
     """
     if k < 2:
         raise ValueError(
@@ -53,9 +53,10 @@ def pass_at_k(scores: Tensor, group: Tensor, mask: Tensor, *, k: int) -> Tensor:
 
 
 def _added_to_best(scores: Tensor, k: int) -> Tensor:
-    """Return the mean gain of each of n scores over the best of k - 1 others, float64 [n].
+    """Return how much each of n scores raises the best score of k - 1 other scores, float64 [n], averaged
+    over all choices.
 
-    If there are fewer than k - 1 others, all of them are compared.
+    If there are fewer than k - 1 other scores, the only choice is all of them.
     """
     n = len(scores)
     k = min(k, n)
@@ -70,18 +71,17 @@ def _added_to_best(scores: Tensor, k: int) -> Tensor:
 
 
 def group_mean(x: Tensor, group: Tensor) -> Tensor:
-    """Mean over each group, one value per row [rows].
+    """Return the mean of x over each row's group, [rows].
 
-    NaN counts as missing and is skipped; a group of only NaN gives NaN. The mean of equal values is exactly
-    that value.
+    NaN is skipped; a group of only NaN gives NaN. The mean of equal values is exactly that value.
     """
     return like(x, _means(_totals(x.double(), group)))
 
 
 def group_std(x: Tensor, group: Tensor) -> Tensor:
-    """Standard deviation (n - 1) of each group, one value per row [rows].
+    """Return the standard deviation (divisor n - 1) of x over each row's group, [rows].
 
-    Groups of one row and groups of equal values give exactly 0. NaN counts as missing and is skipped.
+    Groups of one row and groups of equal values give exactly 0. NaN is skipped.
     """
     totals = _totals(x.double(), group)
     squares = _totals((x.double() - _means(totals)).square(), group).total
@@ -90,9 +90,9 @@ def group_std(x: Tensor, group: Tensor) -> Tensor:
 
 
 def leave_one_out(x: Tensor, group: Tensor) -> Tensor:
-    """Mean of the other rows of the group, one value per row [rows] (Kool et al. 2019; RLOO).
+    """Return the mean of x over the other rows of each row's group, [rows] (Kool et al. 2019; RLOO).
 
-    A row without other rows gets NaN.
+    NaN is skipped. A row without other rows gets NaN.
     """
     totals = _totals(x.double(), group)
     present = ~x.isnan()
@@ -104,9 +104,9 @@ def leave_one_out(x: Tensor, group: Tensor) -> Tensor:
 
 
 def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
-    """Return sum(lengths x) / sum(lengths) over each group, one value per row [rows] (Hao et al. 2025; OPO).
+    """Return sum(lengths x) / sum(lengths) over each row's group, [rows] (Hao et al. 2025; OPO).
 
-    NaN in x counts as missing and is skipped.
+    NaN in x is skipped.
     """
     there = torch.where(x.isnan(), 0, lengths).double()
     total, weight = _totals(torch.where(x.isnan(), 0.0, x.double()) * there, group), _totals(there, group)
@@ -115,7 +115,9 @@ def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Totals:
-    """Statistics of the non-NaN values of each group, float64 [groups]; ``slots`` is each row's group."""
+    """Sum, count, minimum and maximum of the non-NaN values of each group, float64 [groups]; ``slots`` is
+    each row's group.
+    """
 
     total: Tensor
     count: Tensor
@@ -144,14 +146,15 @@ def _totals(x: Tensor, group: Tensor) -> _Totals:
 
 
 def _means(totals: _Totals) -> Tensor:
-    """The mean of each row's group."""
+    """Return the mean of each row's group, [rows]."""
     return _between((totals.total / totals.count)[totals.slots], totals)
 
 
 def _between(mean: Tensor, totals: _Totals) -> Tensor:
-    """Clamp each mean to the range of its group, so that rounding cannot change the mean of equal values.
+    """Clamp each mean to the range of its group's values, so that rounding cannot change the mean of equal
+    values.
 
-    NaN stays.
+    NaN stays NaN.
     """
     low, high = totals.low[totals.slots], totals.high[totals.slots]
     return torch.where(mean.isnan(), mean, mean.clamp(low, high))

@@ -1,6 +1,6 @@
-"""Importance weights for tokens that another policy sampled.
+"""Importance weights for tokens that a policy other than the trained one sampled.
 
-A missing log-prob (NaN) under the mask stays NaN.
+If a log-prob under the mask is missing (NaN), its weight is NaN.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ Over = Literal["mean", "sum", "max", "token"]
 def importance_ratio(
     logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, ratio: Ratio = "token"
 ) -> Tensor:
-    """Ratio of the sampled tokens' probability, trainer over sampler, all [rows, T]; 1 outside the mask.
+    """Return the importance ratio of each token, the trainer's probability / the sampler's, [rows, T]; 1
+    outside the mask.
 
-    "token": exp(logprobs - sampled_logprobs). "sequence": each token gets the product of its response's
-    ratios; unbiased, but further from 1 for longer responses. "geometric": each token gets the geometric mean
-    of its response's ratios, which is biased but does not grow with the length. Raises ValueError for another
-    ratio.
+    "token": exp(logprobs - sampled_logprobs). "sequence": each token gets the product of its response's token
+    ratios, which is unbiased, but further from 1 for longer responses. "geometric": each token gets the
+    geometric mean of its response's token ratios, which is biased, but does not grow with the length. Raises
+    ValueError for another ratio.
     """
     log_ratio = torch.where(mask, logprobs - sampled_logprobs, 0.0)
     if ratio == "token":
@@ -49,9 +50,9 @@ def truncated_weights(
     floor: float = 0.0,
     ratio: Ratio = "token",
 ) -> Tensor:
-    """Return the importance ratio, clamped to [floor, cap]; 1 outside the mask.
+    """Return the importance ratio clamped to [floor, cap], [rows, T]; 1 outside the mask.
 
-    Source: truncated importance sampling (Yao et al. 2025).
+    ``ratio``: as in ``importance_ratio``. Source: truncated importance sampling (Yao et al. 2025).
     """
     return torch.where(mask, importance_ratio(logprobs, sampled_logprobs, mask, ratio).clamp(floor, cap), 1.0)
 
@@ -66,10 +67,11 @@ def masked_weights(
     high: float,
     ratio: Ratio = "token",
 ) -> Tensor:
-    """Return the importance ratio if it is within [low, high], else 0; 1 outside the mask.
+    """Return the importance ratio if it is within [low, high], else 0, [rows, T]; 1 outside the mask.
 
-    A token of weight 0 adds no gradient but still counts in the divisor of the loss. ratio="sequence" or
-    "geometric" drops full responses. Source: IcePop (Ling Team 2025, "Every Step Evolves").
+    ``ratio``: as in ``importance_ratio``; "sequence" and "geometric" drop complete responses. A token of
+    weight 0 adds no gradient, but still counts in the divisor of the loss. Source: IcePop (Ling Team 2025,
+    "Every Step Evolves").
     """
     weights = importance_ratio(logprobs, sampled_logprobs, mask, ratio)
     return torch.where(mask & ((weights < low) | (weights > high)), 0.0, weights)
@@ -86,12 +88,13 @@ def rejected_weights(
     estimator: Literal["k2", "k3"] = "k3",
     over: Over = "mean",
 ) -> Tensor:
-    """Return ``weights``, replaced with 0 at responses whose KL is above ``limit`` nats; 1 outside the mask.
+    """Return ``weights`` [rows, T] with 0 at responses whose estimated KL is above ``limit`` nats; 1 outside
+    the mask.
 
-    ``weights`` of None count as 1. The KL is from sampler to trainer; for a response, it is the mean, sum or
-    maximum (``over``) of the estimates of its tokens. over="token" drops single tokens by their own estimate.
-    ``masked_weights`` instead uses a band of ratios, and ratios of one response can cancel out. The estimates
-    here are never negative, so they cannot cancel out.
+    If ``weights`` is None, all weights are 1. The KL is from the sampler to the trainer. The KL of a response
+    is the mean, sum or maximum (``over``) of its tokens' estimates. With over="token", single tokens are
+    dropped by their own estimate. The estimates are never negative, so they cannot cancel out within a
+    response, unlike the ratios of ``masked_weights``.
 
     Sources: rejection sampling against drift (Liu et al. 2025, "When Speed Kills Stability"); estimators:
     Schulman, "Approximating KL divergence".
@@ -103,7 +106,7 @@ def rejected_weights(
 
 
 def _drift(estimates: Tensor, mask: Tensor, over: Over) -> Tensor:
-    """Return the KL per token [rows, T], 0 outside the mask, or per response [rows, 1], as ``over`` says."""
+    """Combine the estimates as ``over`` says: return the KL per token [rows, T], or per response [rows, 1]."""
     if over == "token":
         return estimates
     if over == "max":

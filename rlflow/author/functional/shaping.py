@@ -1,4 +1,4 @@
-"""Score changes that depend on how a response ended."""
+"""Changes of scores that depend on how a response ended."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlflow.author.stage import stage
 def stop_penalty(scores: Tensor, finish: Sequence[str], *, coef: float) -> Tensor:
     """Return scores [rows] with a penalty for responses that were cut at their maximum length.
 
-    If coef is from 0 to 1, the score of a cut response is multiplied by coef, so a score below 0 becomes
-    better. If coef is below 0, the score of a cut response becomes coef itself. Other responses keep their
-    scores, and a missing score (NaN) stays missing. Raises ValueError for coef above 1.
+    finish: how each response ended. If coef is from 0 to 1, the score of a cut response is multiplied by
+    coef, so a negative score rises. If coef is below 0, the score of a cut response becomes coef. Other
+    responses keep their scores, and a missing score (NaN) stays missing. Raises ValueError for coef above 1.
 
     Source: OpenRLHF's ``stop_properly_penalty_coef``; ProRL.
     """

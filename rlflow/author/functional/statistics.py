@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of x [rows, T] under mask, 0-d, computed in float64.
+    """Return the mean of x under mask, 0-d, computed in float64. x and mask are [rows, T].
 
     Rows with a non-finite value under the mask are skipped. If no row remains, the mean is 0.
     """
@@ -16,11 +16,11 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """Return (x - mean) / sqrt(variance + 1e-8) under mask [rows, T].
+    """Return (x - mean) / sqrt(variance + 1e-8), [rows, T], with the statistics of all tokens under the mask.
 
-    Mean and unbiased variance are over the full tensor, in float64. Rows with a non-finite value under the
-    mask are excluded from the statistics and stay non-finite. If the mask has a single entry, the result is
-    0.
+    The variance is unbiased; both statistics are computed in float64. Rows with a non-finite value under the
+    mask do not count in the statistics, and their results are non-finite. If the mask has a single True, the
+    result is 0.
     """
     finite, inside = _finite(x.double(), mask)
     count = inside.sum()
@@ -31,17 +31,17 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def row_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Sum of x [rows, T] over each row's tokens [rows]."""
+    """Return the sum of x over each row's tokens under the mask, [rows]. x and mask are [rows, T]."""
     return torch.where(mask, x, 0.0).sum(1)
 
 
 def row_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of x [rows, T] over each row's tokens [rows]; 0 for a row without tokens."""
+    """Return the mean of x over each row's tokens under the mask, [rows]; 0 for a row without tokens."""
     return row_sum(x, mask) / mask.sum(1).clamp(min=1)
 
 
 def _finite(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x with 0 outside the mask and in non-finite rows, and the mask without those rows."""
+    """Return x with 0 outside the mask and in rows with non-finite values, and the mask without these rows."""
     bad = (mask & ~x.isfinite()).any(-1, keepdim=True)
     inside = mask & ~bad
     return torch.where(inside, x, 0.0), inside
