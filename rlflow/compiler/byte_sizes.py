@@ -1,6 +1,5 @@
-"""Memory of a model on a rank, computed from its folder's config.json and safetensors headers.
-
-No weights are read.
+"""The memory that a model needs on each rank, computed from config.json and safetensors headers without
+reading weights.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ ALIASES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hid
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """One entry in the memory of each rank of a pool."""
+    """The bytes that one side of a role needs on each rank of a pool, for one kind of memory."""
 
     pool: str
     role: str
@@ -33,16 +32,16 @@ class MemoryItem:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The configuration of a model folder, and the shapes of its weights."""
+    """The configuration in a model folder, and the shapes of the weights."""
 
     config: Mapping[str, Any]  # configuration of the text model, if the folder has several
     shapes: Mapping[str, tuple[int, ...]]  # weight → shape; tied weights count once
 
     @staticmethod
     def of(folder: Path) -> ModelFacts:
-        """Read the configuration and the headers of the safetensors in a model folder.
+        """Read the configuration and the safetensors headers in a model folder.
 
-        Raises OSError or ValueError.
+        Raises OSError or ValueError if they cannot be read.
         """
         config = json.loads((folder / "config.json").read_text("utf-8"))
         if not isinstance(config, dict):
@@ -55,27 +54,36 @@ class ModelFacts:
 
     @cached_property
     def parameters(self) -> int | None:
-        """Number of parameters; None if the folder has no safetensors."""
+        """The number of parameters; None if the folder has no safetensors."""
         return sum(map(prod, self.shapes.values())) or None
 
     @property
     def hidden(self) -> int:
-        """Width of the hidden states; 0 if the configuration does not name it."""
+        """The width of the hidden states; 0 if the configuration does not contain it."""
         return int(self._number("hidden_size") or 0)
 
     @property
     def unused_head(self) -> int:
-        """Number of parameters of a separate language-model head; a model with a different head does not
-        train them."""
+        """The number of parameters of a separate language-model head; 0 if the head is tied to the
+        embeddings.
+
+        A model with another head does not use these parameters.
+        """
         return prod(self.shapes.get("lm_head.weight", (0,)))
 
     def adapters(self, rank: int, attention: bool) -> int:
-        """Return the number of parameters of adapters of this rank on all linear layers, or, if
-        ``attention``, only on attention layers."""
+        """Return the number of parameters of LoRA adapters with rank ``rank``.
+
+        If ``attention`` is True, only attention layers have adapters. Otherwise, all linear layers have
+        adapters.
+        """
         return sum(rank * sum(shape) for shape in self._adapted(attention))
 
     def merged(self, attention: bool) -> int:
-        """Return the number of parameters of the linear layers that get adapters."""
+        """Return the number of parameters of the linear layers to which adapters are added.
+
+        If ``attention`` is True, these are only attention layers.
+        """
         return sum(map(prod, self._adapted(attention)))
 
     def _adapted(self, attention: bool) -> Iterator[tuple[int, ...]]:
@@ -89,8 +97,7 @@ class ModelFacts:
 
     @property
     def cache_numbers(self) -> int | None:
-        """Number of key and value entries per token; None if the config lacks the number of layers or heads,
-        or the hidden size."""
+        """The number of key and value entries per token; None if the configuration does not determine it."""
         layers, heads, hidden = (
             self._number(name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
         )
@@ -119,7 +126,7 @@ def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 @dataclass(frozen=True)
 class ModelFootprint:
-    """The memory that the sides of a role need for a model, on each of their ranks."""
+    """The memory that the trainer and the generator of a role need for a model, on each of their ranks."""
 
     facts: ModelFacts | None  # None: no folder, so sizes are unknown
     head: str = "logprobs"
@@ -139,17 +146,19 @@ class ModelFootprint:
 
     @property
     def weight_bytes(self) -> int | None:
-        """Bytes of the weights in a trainer, without adapters; None if the number of parameters is unknown.
+        """The bytes of a trainer's weights, without adapters; None if the number of parameters is unknown.
 
-        bfloat16 weights count as float32 if they are trained themselves.
+        bfloat16 weights that are trained directly, not by adapters, count as float32.
         """
         master = self.trained and not self.lora and self.dtype == "bfloat16"
         return None if self._weights is None else self._weights * (4 if master else FLOAT[self.dtype])
 
     @property
     def _weights(self) -> int | None:
-        """Number of parameters of the model. A model that gives scores has a score head instead of the token
-        head."""
+        """The number of parameters of the role's model; None if unknown.
+
+        A model that gives scores has a score head instead of the language-model head.
+        """
         if self.facts is None or self.facts.parameters is None:
             return None
         return self.facts.parameters + (
@@ -158,17 +167,16 @@ class ModelFootprint:
 
     @property
     def _new_head(self) -> int:
-        """Number of parameters of the head that the folder's model lacks; 0 if it has the head. A value head
-        has a bias."""
+        """The number of parameters of the role's head; 0 if the folder contains it. A value head has a bias."""
         assert self.facts is not None
         there = self.head == "logprobs" or any(name.endswith("score.weight") for name in self.facts.shapes)
         return 0 if there else self.facts.hidden + (self.head == "values")
 
     @property
     def learning_bytes(self) -> int | None:
-        """Bytes of all trained weights; None if the number of parameters is unknown.
+        """The bytes of all trained weights; None if the number of parameters is unknown.
 
-        The gradient, and each moment of AdamW, has the same number of bytes.
+        The gradient has the same number of bytes, and so does each moment of AdamW.
         """
         if self.facts is None or self._weights is None:
             return None
@@ -182,10 +190,10 @@ class ModelFootprint:
 
     @property
     def commit_bytes(self) -> int | None:
-        """Bytes of a commit (an in-memory copy of everything that an iteration may change); None if unknown.
+        """The bytes of an in-memory checkpoint of everything that an iteration may change; None if unknown.
 
-        Counts all weights, with layers that have adapters in at least float32; also adapters or a value head;
-        and AdamW's moments.
+        It contains the weights, AdamW's moments, and adapters or a value head. Layers with adapters count as
+        float32 or wider.
         """
         learning = self.learning_bytes
         if self.facts is None or learning is None or self.weight_bytes is None:
@@ -204,7 +212,9 @@ class ModelFootprint:
         )
 
     def trainer(self) -> dict[str, int | None]:
-        """Return the parts of a trainer, name → bytes on a rank (None: unknown); empty without a folder."""
+        """Return the memory of a trainer on each rank: kind → bytes (None: unknown). Returns an empty dict
+        without a folder.
+        """
         if self.facts is None:
             return {}
         sizes: dict[str, int | None] = {"weights": self.weight_bytes}
@@ -221,10 +231,11 @@ class ModelFootprint:
         return None if size is None else -(-size // self.shares)
 
     def generator(self) -> dict[str, int | None]:
-        """Return the parts of a generator, name → bytes on a rank (None: unknown); empty without a folder.
+        """Return the memory of a generator on each rank: kind → bytes (None: unknown). Returns an empty dict
+        without a folder.
 
-        The parts are the maximum cache while the generator samples, and its copy or share of the weights. A
-        generator that samples with the trainer's weights has no copy.
+        The kinds are the weights and the largest cache. A generator that samples with the trainer's weights
+        has no own weights.
         """
         if self.facts is None:
             return {}

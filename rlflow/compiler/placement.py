@@ -1,4 +1,6 @@
-"""Placement: the pool of the trainer and generator of each role, decided without starting anything."""
+"""Placement: the pools on which the trainer and the generator of each role run, decided before anything
+starts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ MOST = 1 << 16  # maximum ranks of a pool
 
 @dataclass(frozen=True)
 class Parallel:
-    """The layout of a trainer or generator over the ranks of its pool."""
+    """How a trainer or generator is divided over the ranks of its pool."""
 
     # ranks of a tensor-parallel group: they compute the same rows together, as one data-parallel rank
     tensor: int = 1
@@ -27,13 +29,15 @@ class Parallel:
     collective: bool = False
 
     def teams(self, ranks: int) -> list[range]:
-        """Return the ranks of each tensor-parallel group in a pool of ``ranks``; groups are adjacent ranks."""
+        """Return the tensor-parallel groups of a pool with ``ranks`` ranks. Each group consists of adjacent
+        ranks.
+        """
         return [range(first, first + self.tensor) for first in range(0, ranks, self.tensor)]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The pool of each side of each role.
+    """The pool of each trainer and each generator.
 
     Reward functions have no pool: each runs where its input is stored.
     """
@@ -49,11 +53,11 @@ class Placement:
     threads: bool = False  # True: ranks are threads of the run's own process instead of Ray processes
 
     def devices(self) -> list[tuple[str, ...]]:
-        """Return the pools in groups that share devices.
+        """Return groups of pools that share devices.
 
-        Rank k of each pool in a group is on the group's k-th device. A pool with full devices forms its own
-        group. A pool with parts of devices joins the first group that has room for it and the same number of
-        ranks.
+        Rank k of each pool in a group is on the group's k-th device. A pool whose ranks use complete devices
+        is a group of its own. A pool whose ranks use parts of devices joins the first group with the same
+        number of ranks and enough room.
         """
         groups: list[list[str]] = []
         for name in self.pools:
@@ -73,17 +77,17 @@ class Placement:
         return self.shares.get(pool, Fraction(1))
 
     def processors(self) -> int:
-        """Return the minimum number of processors that Ray on this machine needs for all ranks."""
+        """The minimum number of processors that Ray on this machine needs for all ranks."""
         return sum(self.pools.values())
 
     def pool_of(self, node: Node) -> str | None:
-        """Return the pool whose model the node runs; None for a node without a model."""
+        """Return the pool of the model that the node runs; None for a node without a model."""
         if node.role is None:
             return None
         return (self.generators if node.op is Op.GENERATE else self.trainers).get(node.role)
 
     def parallelism(self, role: str, half: str) -> Parallel:
-        """Return the layout of a side of a role over its pool."""
+        """Return how the trainer or generator (``half``) of a role is divided over its pool."""
         return self.parallel.get((role, half), Parallel())
 
 
@@ -92,9 +96,9 @@ POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]{1,9})(?:@(?:(threads)|(gpu|cpu)s?=?(
 
 
 class Pools(str):
-    """The text of ``--pools``, such as ``train=4,rollout=2@gpu0.5``, with its parsed content.
+    """The parsed value of ``--pools``, such as ``train=4,rollout=2@gpu0.5``.
 
-    The text is empty for a run without pools. Raises PlanError if the text cannot be parsed.
+    An empty text means a run without pools. Raises PlanError if the text cannot be parsed.
     """
 
     def __init__(self, text: str) -> None:
@@ -131,8 +135,9 @@ class Pools(str):
         return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
 
     def _named(self) -> Iterator[tuple[str, int, str, Fraction]]:
-        """Yield for each pool its name, its ranks, the kind of device or ``threads`` if named, and the part
-        of each device."""
+        """Yield the name, the ranks, the kind of device or ``threads`` (if given) and the part of a device of
+        each pool.
+        """
         names: set[str] = set()
         for item in map(str.strip, self.split(",") if self else ()):
             match = POOL.fullmatch(item)
@@ -165,11 +170,11 @@ def place(
     pools: Mapping[str, int],
     settings: Mapping[str, Mapping[str, object]],
 ) -> Placement:
-    """Choose a pool for each side of each role.
+    """Choose a pool for the trainer and the generator of each role.
 
-    ``needs``: role → (needs a trainer, needs a generator). ``settings``: role → its settings; the settings
-    ``pool``, ``trainer.pool`` and ``generator.pool`` are read. If the placement is ambiguous, raises
-    PlanError that names the flags that would decide it.
+    ``needs``: role → (needs a trainer, needs a generator). ``pools``: pool → ranks. ``settings``: role → its
+    settings, of which ``pool``, ``trainer.pool`` and ``generator.pool`` are read. If the choice is ambiguous,
+    raises PlanError that names the flags that decide it.
     """
     problems = list(_unknown(pools, settings))
     chosen: dict[str, dict[str, str]] = {half: {} for half in SIDES}
@@ -239,11 +244,11 @@ SIZES = {"bool": 1, "int64": 8, "float64": 8}
 
 
 def homes(graph: Graph, placement: Placement) -> dict[int, str]:
-    """Return the pool of each node, by id.
+    """Return node id → the pool that runs the node.
 
     A node with a model runs on the model's pool. Any other node runs on the pool that stores most of the
-    bytes that it reads; in a tie, on the pool that is named first. A node that reads nothing, such as the
-    data, runs on the pool of the first model.
+    bytes that it reads. If two pools store equally many bytes, the first of ``--pools`` is chosen. A node
+    that reads nothing, such as the data, runs on the pool of the first model.
     """
     pools: dict[int, str] = {}
     first = next(
@@ -255,7 +260,7 @@ def homes(graph: Graph, placement: Placement) -> dict[int, str]:
 
 
 def reward_pools(graph: Graph, placement: Placement) -> dict[str, frozenset[str]]:
-    """Return reward role → the pools where it scores rows."""
+    """Return reward role → the pools on which its calls run."""
     pools: dict[str, frozenset[str]] = {}
     home = homes(graph, placement)
     for node in graph.nodes:
@@ -271,15 +276,15 @@ def reward_pools(graph: Graph, placement: Placement) -> dict[str, frozenset[str]
 
 
 def _all(graph: Graph) -> Iterator[Node]:
-    """Yield all nodes in program order, with the nodes of a `repeat` body instead of the `repeat`."""
+    """Yield all nodes in program order. The nodes in the body of a `repeat` replace the `repeat`."""
     for node in graph.nodes:
         yield from _all(node.body) if node.body else (node,)
 
 
 def _heaviest(graph: Graph, node: Node, home: Mapping[int, str], placement: Placement) -> str | None:
-    """Return the pool that stores most of the bytes that a node reads; None if it reads nothing.
+    """Return the pool that stores most of the bytes that the node reads; None if it reads nothing.
 
-    ``home``: id of an earlier node → its pool.
+    ``home``: node id → pool, for all earlier nodes.
     """
     bytes_on = dict.fromkeys(placement.pools, 0)
     for item in node.inputs:
@@ -289,9 +294,9 @@ def _heaviest(graph: Graph, node: Node, home: Mapping[int, str], placement: Plac
 
 
 def typical_bytes(kind: Kind | None) -> int:
-    """Return the bytes per row of a column of this kind, for responses of a thousand tokens.
+    """Return the typical bytes per row of a column, for responses of a thousand tokens.
 
-    An unknown kind counts as one number per row.
+    ``kind`` None is an unknown kind, which counts as one number per row.
     """
     if kind is None:
         return 4

@@ -1,6 +1,6 @@
 """The plan of one iteration: the nodes that run, and the order in which they must run.
 
-The passes make a plan from a traced program.
+The passes make a plan from a program, which is a traced flow.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class PassNote:
 
 @dataclass(frozen=True)
 class ScoredColumns:
-    """The scores of the rows that an update learns from, and the columns with derived values that the update
-    reads."""
+    """The scores of the rows that an update learns from, and the columns that the update reads and that
+    depend on scores.
+    """
 
     # reward role → its scores, if several roles score these rows
     rewards: Mapping[str, Column] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class ScoredColumns:
 
 @dataclass(frozen=True)
 class Streaming:
-    """How sampled rows may be scored in chunks while the remaining rows are still being sampled."""
+    """Which rows may be scored in chunks while other rows are still being sampled, and in how many chunks."""
 
     chunks: int = 1  # number of chunks of the rows; 1: no streaming
     by: frozenset[str] = frozenset()  # roles whose generator returns each row when it ends
@@ -54,7 +55,7 @@ class Streaming:
 
 @dataclass(frozen=True)
 class Piece:
-    """A node's work on one chunk of sampled rows."""
+    """The part of a node's work for one chunk of sampled rows."""
 
     node: int
     source: int  # the node that samples the rows
@@ -63,10 +64,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one iteration: where and in which order its nodes run, and the columns that are kept.
+    """The plan of one iteration: where and in which order its nodes run, and which columns are kept.
 
-    The units of a plan are nodes and pieces of nodes. A node that is cut into pieces joins the results of its
-    pieces. The ids of chunks and pieces come after the ids of the nodes.
+    The units of a plan are nodes and pieces of nodes. If a node is cut into pieces, the node itself joins
+    their results. Ids of chunks and pieces are larger than all node ids.
     """
 
     program: Program
@@ -102,16 +103,16 @@ class Plan:
     judged: Mapping[str, ScoredColumns] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
-        """Return a picture for notebooks, with each node's pool or queue and the notes of the passes."""
+        """Return a drawing for notebooks, with each node's pool or queue and the notes of the passes."""
         from rlflow.compiler.graph.draw import html
 
         where = {i: self.home.get(i) or self.lane.get(i, "") for i in self.live}
         return html(self.graph, where, [str(note) for note in self.notes])
 
     def before(self, end: int) -> Plan:
-        """Return the plan of the nodes before the node ``end`` in program order.
+        """Return a plan that runs only the nodes before the node with the id ``end`` in program order.
 
-        The new plan sets no state and returns no results.
+        The new plan does not set state and does not return results.
         """
         live = tuple(i for i in self.live if i < end)
         pieces = {i: piece for i, piece in self.pieces.items() if piece.node < end}
@@ -128,12 +129,12 @@ class Plan:
 
     @cached_property
     def units(self) -> tuple[int, ...]:
-        """Ids of all units that the executor schedules: live nodes and pieces."""
+        """The ids of all units that the executor schedules: live nodes and pieces."""
         return (*self.live, *self.pieces)
 
     @cached_property
     def in_pieces(self) -> dict[int, list[int]]:
-        """The ids of the pieces of each node that is cut into pieces."""
+        """Node id → the ids of its pieces, for each node that is cut into pieces."""
         pieces: dict[int, list[int]] = {}
         for i, piece in self.pieces.items():
             pieces.setdefault(piece.node, []).append(i)
@@ -141,16 +142,16 @@ class Plan:
 
     @cached_property
     def source_of(self) -> dict[int, int]:
-        """Chunk → the node that samples it."""
+        """Chunk id → the id of the node that samples it."""
         return {chunk: source for source, chunks in self.chunks.items() for chunk in chunks}
 
     def node(self, unit: int) -> Node:
-        """Return the node with this id, or the node of the piece with this id."""
+        """Return the node of a unit, which is a node id or the id of a piece."""
         return self.graph.nodes[self.pieces[unit].node if unit in self.pieces else unit]
 
     @cached_property
     def within(self) -> dict[str, str]:
-        """Name of a node in a body → name of its `repeat`."""
+        """Name of a node in the body of a `repeat` → name of the `repeat`."""
         names: dict[str, str] = {}
         for i, body in self.bodies.items():
             names |= (
@@ -160,16 +161,17 @@ class Plan:
         return names
 
     def works_in(self, node: int) -> str:
-        """Return the queue in which the node's work runs. For a node in pieces, this is the queue of its
-        pieces."""
+        """Return the queue that runs the node's work. If the node is cut into pieces, this is the queue of
+        its pieces.
+        """
         return self.lane[self.in_pieces[node][0] if node in self.in_pieces else node]
 
     @cached_property
     def waits_for(self) -> dict[int, set[int]]:
-        """The units that must end before each unit starts.
+        """Unit → the units that must end before it starts.
 
-        A piece waits for the same units as its node, but instead of the sampling node it waits only for its
-        own chunk.
+        A piece waits for the same units as its node, with one exception: of the sampling node, it waits only
+        for its own chunk.
         """
         live = set(self.live)
         predecessors = {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
@@ -185,7 +187,9 @@ class Plan:
         return predecessors
 
     def names_before(self, unit: int) -> tuple[str, ...]:
-        """Return the names of the nodes that a unit waits for; a chunk counts as the node that samples it."""
+        """Return the names of the nodes that a unit waits for. For a chunk, this is the name of the node that
+        samples it.
+        """
         return tuple(dict.fromkeys(self.node(self.source_of.get(i, i)).name for i in self.waits_for[unit]))
 
     def _chunk(self, piece: Piece) -> int:
@@ -194,7 +198,7 @@ class Plan:
 
     @cached_property
     def followers(self) -> dict[int, tuple[int, ...]]:
-        """The units that wait for each live node, piece and chunk."""
+        """Unit or chunk → the units that wait for it."""
         after: dict[int, list[int]] = {i: [] for i in itertools.chain(self.units, *self.chunks.values())}
         for i, before in self.waits_for.items():
             for j in before:
@@ -203,9 +207,9 @@ class Plan:
 
     @cached_property
     def reads(self) -> dict[int, frozenset[Column]]:
-        """The columns that each live node reads.
+        """Unit → the columns that it reads.
 
-        The reads of all pieces count as reads of their node, because the node ends after its last piece.
+        Reads of a piece count for its node, because the node ends after its last piece.
         """
         return {
             i: frozenset(
@@ -218,9 +222,9 @@ class Plan:
 
     @cached_property
     def gives(self) -> dict[int, tuple[Column, ...]]:
-        """The kept columns that each live node gives.
+        """Unit → the kept columns that it gives.
 
-        The columns of pieces become visible when the node joins them.
+        Columns of pieces are given by their node, which joins them.
         """
         return {
             i: tuple(Column(i, name) for name in self.keeps(self.node(i)) if i not in self.pieces)
@@ -228,9 +232,9 @@ class Plan:
         }
 
     def shared(self, seconds: Mapping[int, float]) -> dict[int, float]:
-        """Return seconds per scheduled unit.
+        """Return unit → seconds. ``seconds``: node id → duration.
 
-        Each piece of a split node gets an equal share of the node's time; joining takes no time.
+        Each piece of a node gets an equal share of the node's duration. Joining the pieces takes no time.
         """
         own = {i: 0.0 if i in self.in_pieces else seconds[i] for i in self.live}
         return own | {
@@ -239,7 +243,7 @@ class Plan:
 
     @cached_property
     def readers(self) -> dict[Column, set[int]]:
-        """The live nodes that read each kept column."""
+        """Kept column → the ids of the live nodes that read it."""
         nodes: dict[Column, set[int]] = {column: set() for column in self.columns}
         for i, columns in self.reads.items():
             for column in columns:
@@ -247,7 +251,7 @@ class Plan:
         return nodes
 
     def keeps(self, node: Node) -> tuple[str, ...]:
-        """Return the names of the node's kept outputs."""
+        """Return the names of the node's outputs that are kept."""
         return tuple(output.name for output in node.outputs if Column(node.id, output.name) in self.columns)
 
     def __str__(self) -> str:
@@ -255,7 +259,7 @@ class Plan:
 
 
 def _turns_of(turns: Mapping[int, int], units: Collection[int]) -> dict[int, int]:
-    """Return the fixed order of ``units`` alone: unit → the one of ``units`` that runs before it."""
+    """Return the fixed order among ``units``: unit → the unit before it. ``turns``: the same for all units."""
     own: dict[int, int] = {}
     for unit in units:
         before = turns.get(unit)

@@ -1,9 +1,9 @@
-"""Memory schedules: the model parts in a rank's memory at each step of an iteration, with the fewest moves.
+"""Memory schedules: which model parts are in a rank's memory at each step of an iteration, with the fewest
+moves.
 
-An iteration is a list of steps that repeats. Between two steps that need a part, the part either stays in
-memory, or is moved out after the first step and back before the second. Keeping the part for a while and then
-moving it out saves nothing. So a schedule chooses for each such gap whether the part stays or moves. The
-search for the best choice is exact. This module only plans; it moves nothing.
+An iteration is a list of steps that repeats. Between two steps that need a part, the part stays in memory or
+is moved out and back. A schedule makes this choice for each such gap. The search for the best schedule is
+exact. This module only plans; it moves nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlflow.errors import PlanError, Problem
 
 @dataclass(frozen=True, order=True)
 class ModelPart:
-    """A part of the memory that a side of a role uses on a rank."""
+    """One kind of memory that the trainer or generator of a role uses on a rank, such as its optimizer."""
 
     role: str
     half: str  # side: trainer or generator; or reward, for a reward model with its own folder
@@ -35,38 +35,42 @@ Parts = frozenset[ModelPart]
 
 
 def parts(role: str, half: str, *what: str) -> Parts:
-    """Return the parts of a side, for kinds among weights, gradient, optimizer and cache."""
+    """Return the model parts of a trainer or generator (``half``). ``what``: weights, gradient, optimizer or
+    cache.
+    """
     return frozenset(ModelPart(role, half, each) for each in what)
 
 
 def computing(role: str) -> Parts:
-    """Return the parts that a role's trainer needs for a forward pass, or to write its weights to a file."""
+    """Return the model parts that a role's trainer needs for a forward pass, or to write its weights to a
+    file.
+    """
     return parts(role, "trainer", "weights")
 
 
 def copying(role: str) -> Parts:
-    """Return the parts that must be in memory to copy everything that training changes."""
+    """Return the model parts that must be in memory to copy everything that training changes in a role."""
     return parts(role, "trainer", "weights", "optimizer")
 
 
 def learning(role: str) -> Parts:
-    """Return the parts that an update needs."""
+    """Return the model parts that an update of a role needs."""
     return parts(role, "trainer", "weights", "optimizer", "gradient")
 
 
 def sampling(role: str) -> Parts:
-    """Return the parts that a role's generator needs to sample or to score."""
+    """Return the model parts that a role's generator needs to sample or to score."""
     return parts(role, "generator", "weights", "cache")
 
 
 def syncing(role: str) -> Parts:
-    """Return the parts that a transfer of weights from the trainer to the generator needs."""
+    """Return the model parts that a transfer of weights from a role's trainer to its generator needs."""
     return parts(role, "trainer", "weights") | parts(role, "generator", "weights")
 
 
 @dataclass(frozen=True)
 class MemoryStep:
-    """A step of an iteration that computes with model parts: a node, or a part of a node."""
+    """A step of an iteration that uses model parts: the work of a node, or a part of it."""
 
     step: str  # name of the step
     needs: Parts  # parts that must be in memory during the step, and may be offloaded at other times
@@ -76,7 +80,7 @@ class MemoryStep:
 
 @dataclass(frozen=True)
 class Move:
-    """A model part that is moved out of memory or back into memory before a step."""
+    """A move of a model part out of memory, or back into memory, before a step."""
 
     before: str  # name of the step
     part: ModelPart
@@ -86,7 +90,9 @@ class Move:
 
 @dataclass(frozen=True)
 class MemorySchedule:
-    """The steps of an iteration on each rank of a pool, with the model parts in memory during each."""
+    """The steps of an iteration on the ranks of a pool, and the model parts that are in memory during each
+    step.
+    """
 
     pool: str
     moments: tuple[MemoryStep, ...]  # steps in order; after the last step, the first one follows
@@ -97,15 +103,14 @@ class MemorySchedule:
     beside: tuple[MemoryStep, ...] = ()  # steps that sometimes run between two iterations
 
     def held(self, moment: MemoryStep, awake: Iterable[ModelPart]) -> int:
-        """Return the bytes on a rank during the step ``moment`` if the parts ``awake`` are in memory."""
+        """Return the bytes on a rank during the step ``moment`` if the model parts ``awake`` are in memory."""
         return (
             sum(self.fixed.values()) + sum(moment.passing.values()) + sum(self.sizes[part] for part in awake)
         )
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """The moves of one iteration, in order; before each step, parts are first moved out and then moved
-        back."""
+        """The moves of one iteration, in order. Before a step, parts are first moved out and then moved back."""
         return tuple(move for at in range(len(self.moments)) for move in self._moves(at))
 
     def _moves(self, at: int) -> Iterator[Move]:
@@ -120,12 +125,12 @@ class MemorySchedule:
 
     @property
     def peak_without(self) -> int:
-        """The maximum bytes on a rank if nothing ever moved."""
+        """The maximum bytes on a rank if all model parts always stayed in memory."""
         return max((self.held(moment, self.sizes) for moment in (*self.moments, *self.beside)), default=0)
 
     @property
     def moving(self) -> bool:
-        """True if any part is ever offloaded."""
+        """True if any model part is ever offloaded."""
         return any(set(awake) != set(self.sizes) for awake in self.awake) or self.peak_without > self.limit
 
 
@@ -135,7 +140,7 @@ class MemorySchedule:
 
 @dataclass(frozen=True)
 class Gap:
-    """Consecutive steps during which a part is not needed."""
+    """Consecutive steps during which a model part is not needed."""
 
     part: ModelPart
     over: frozenset[int]  # the steps, by number
@@ -143,7 +148,7 @@ class Gap:
 
 
 def gaps(schedule: MemorySchedule) -> Iterator[Gap]:
-    """Yield the gaps between consecutive uses of each part, also across the end of the iteration."""
+    """Yield the gaps between consecutive uses of each model part. A gap may include the end of the iteration."""
     count = len(schedule.moments)
     for part in sorted(schedule.sizes):
         uses = [at for at, moment in enumerate(schedule.moments) if part in moment.needs]
@@ -158,10 +163,10 @@ Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts 
 
 
 def fewest(schedule: MemorySchedule) -> tuple[Parts, ...]:
-    """Return, for each step, the parts that are in memory, chosen for the fewest moves.
+    """Return for each step the model parts that are in memory, such that an iteration has the fewest moves.
 
-    Among choices with equally many moves, the choice moves the fewest bytes. Every step must fit into memory
-    by itself.
+    If several solutions have the fewest moves, the solution that moves the fewest bytes is returned. Each
+    step must fit into memory by itself.
     """
     count, all_gaps = len(schedule.moments), list(gaps(schedule))
     room = [schedule.limit - schedule.held(moment, moment.needs) for moment in schedule.moments]
@@ -175,12 +180,12 @@ Way = tuple[Cost, frozenset[Gap]]  # cost so far, and the gaps whose parts are o
 
 
 def _dropped(schedule: MemorySchedule, all_gaps: list[Gap], room: list[int]) -> frozenset[Gap]:
-    """Return the gaps during which parts are offloaded in a best solution.
+    """Return the gaps during which model parts are offloaded in a best solution.
 
-    Visits each step at which not all parts fit. At each step, the search branches over the minimal sets of
-    gaps that make the step fit: without any one gap of the set, the step would not fit. A best solution has
-    such a set for every step, and offloading in a gap never hurts earlier steps. A first search with few
-    branches gives an upper bound of the cost.
+    ``room``: for each step, the bytes that are free if only the needed parts are in memory. The search visits
+    each step at which not all parts fit. It branches over the minimal sets of gaps that make the step fit. A
+    best solution contains such a set for every step, and an offloaded part never hurts earlier steps. A first
+    search with few branches gives an upper bound of the cost.
     """
     covering = [[gap for gap in all_gaps if at in gap.over] for at in range(len(room))]
     tight = {
@@ -199,10 +204,11 @@ def _search(
     most: tuple[float, int, int],
     few: int | None = None,
 ) -> Way:
-    """Return the cheapest way (a cost and its offloaded gaps) among ways that cost at most ``most``.
+    """Return the cheapest solution, as (cost, offloaded gaps), among solutions that cost at most ``most``.
 
-    ``few`` limits the number of ways per step. If ways differ only in gaps that no later step needs, only the
-    cheapest of these ways is kept.
+    ``tight``: step → its gaps, for each step at which not all parts fit. ``few`` limits the number of
+    solutions that are kept per step. If solutions differ only in gaps that no later step needs, only the
+    cheapest is kept.
     """
     ways: dict[frozenset[Gap], Way] = {frozenset(): ((0, 0, 0), frozenset())}
     moments = list(tight)
@@ -221,8 +227,9 @@ def _search(
 
 
 def _least(schedule: MemorySchedule, there: list[Gap], excess: int) -> Iterator[tuple[Gap, ...]]:
-    """Yield the minimal sets of gaps that free ``excess`` bytes: without any one of its gaps, a set frees
-    less."""
+    """Yield the minimal sets of gaps in ``there`` that free ``excess`` bytes. Without any one of its gaps, a
+    set frees less.
+    """
     sizes = [schedule.sizes[gap.part] for gap in there]
     for count in range(len(there) + 1):
         for chosen in itertools.combinations(range(len(there)), count):
@@ -240,8 +247,10 @@ def _plus(schedule: MemorySchedule, cost: Cost, freed: tuple[Gap, ...]) -> Cost:
 
 
 def too_large(schedule: MemorySchedule) -> Iterator[Problem]:
-    """Yield problems of steps that do not fit by themselves. If several steps need the same parts, only the
-    worst step is reported."""
+    """Yield a problem for each step that does not fit into memory by itself.
+
+    If several such steps need the same parts, only the largest is reported.
+    """
     reported: set[Parts] = set()
     over = [
         (schedule.held(moment, moment.needs) - schedule.limit, moment)
@@ -275,9 +284,10 @@ def _too_large(schedule: MemorySchedule, moment: MemoryStep, excess: int) -> Pro
 
 
 def prove(schedule: MemorySchedule) -> int:
-    """Simulate the moves of two iterations, and return the maximum bytes in memory.
+    """Check a schedule by simulating the moves of two iterations. Return the maximum bytes in memory on a
+    rank.
 
-    Raises PlanError if a needed part is missing, or if memory exceeds the limit at any step, including moves.
+    Raises PlanError if a needed part is missing, or if memory exceeds the limit at any step.
     """
     there: set[ModelPart] = set(schedule.awake[-1]) if schedule.awake else set()
     most = 0

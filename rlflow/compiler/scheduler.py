@@ -1,11 +1,11 @@
-"""The scheduler: a pure state machine that takes events and returns instructions.
+"""The scheduler of an iteration: a state machine that takes events and returns instructions. It does no I/O
+and never waits.
 
-It does no I/O and never waits.
-
-A node is waiting, ready, running or done. Ready nodes start when their queue has room. The node with the most
-remaining work starts first; ties are resolved in program order. A column is freed when its last reader is
-done. After a failure no node starts any more. When the last running node has ended, everything is freed. A
-sampling node may release chunks of its rows while it runs; pieces of other nodes wait for these chunks.
+A node is waiting, ready, running or done. A ready node starts when its queue has room. The node with the most
+remaining work starts first; if two have equally much, the earlier one in the program. A column is freed when
+its last reader is done. After a failure, no node starts. When the last running node has then ended, all
+columns are freed. A sampling node may release chunks of its rows while it runs; pieces of other nodes wait
+for these chunks.
 
 The cost of an event depends only on the nodes that wait for the ended node, the columns that it read or gave,
 and their queues.
@@ -24,22 +24,21 @@ from rlflow.compiler.plan import Plan
 
 @dataclass(frozen=True)
 class StartNode:
-    """Instruction: run this node, or piece of a node, now."""
+    """Instruction to run a node, or a piece of a node, now."""
 
     node: int
 
 
 @dataclass(frozen=True)
 class Free:
-    """Instruction: free these columns, which nothing will read any more."""
+    """Instruction to free columns that nothing will read any more."""
 
     columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Instruction: the iteration is over. Either all nodes are done, or a node failed and no node runs any
-    more."""
+    """Instruction to end the iteration: all nodes are done, or a node failed and no node runs any more."""
 
     failed: bool = False
 
@@ -49,7 +48,8 @@ Instruction = StartNode | Free | Finish
 
 @dataclass(slots=True)
 class _Queue:
-    """A queue: its limit, the places in use, and a heap of ready nodes with the next one on top.
+    """An executor queue: its limit, the number of running nodes, and a heap of ready nodes with the next node
+    on top.
 
     ``number``: queues are numbered in the order in which they first had a ready node.
     """
@@ -61,9 +61,9 @@ class _Queue:
 
 
 class Scheduler:
-    """The schedule of one iteration of a plan.
+    """The scheduler of one iteration of a plan.
 
-    ``room``: queue → how many nodes it runs at once; queues without an entry have no limit.
+    ``room``: queue → how many nodes it runs at once; a queue without an entry has no limit.
     """
 
     def __init__(self, plan: Plan, room: Mapping[str, int]) -> None:
@@ -79,12 +79,14 @@ class Scheduler:
         self._failed = False
 
     def begin(self) -> list[Instruction]:
-        """Return the instructions that start the nodes that wait for nothing."""
+        """Start the iteration: return the instructions that start the nodes that wait for nothing."""
         first = [node for node, before in self._waiting.items() if not before]
         return [*self._start([self._make_ready(node) for node in first]), *self._finish()]
 
     def done(self, node: int) -> list[Instruction]:
-        """Handle a node that ended successfully and whose kept columns are stored."""
+        """Handle the event that a node or piece ended successfully and stored its kept columns. Return the
+        instructions.
+        """
         lane = self._leave(node)
         self._done.add(node)
         self._stored.update(self._plan.gives[node])
@@ -95,19 +97,19 @@ class Scheduler:
         return [*self._free(node), *self._start(touched), *self._finish()]
 
     def released(self, chunk: int) -> list[Instruction]:
-        """Handle a chunk of the rows that a running node samples."""
+        """Handle the event that a running node sampled a chunk of its rows. Return the instructions."""
         self._chunks.add(chunk)
         return self._start(
             [self._make_ready(later) for later in self._plan.followers[chunk] if self._one_less(later)]
         )
 
     def failed(self, node: int) -> list[Instruction]:
-        """Handle a node that raised: no node starts any more."""
+        """Handle the event that a node or piece raised. No further node starts. Return the instructions."""
         self._leave(node)
         return self.halt()
 
     def halt(self) -> list[Instruction]:
-        """Stop starting nodes; running nodes may end."""
+        """Start no further nodes; running nodes may end. Return the instructions."""
         self._failed = True
         for lane in self._queues.values():
             lane.ready.clear()
@@ -115,11 +117,11 @@ class Scheduler:
 
     @property
     def running(self) -> frozenset[int]:
-        """Nodes that have started and have not ended."""
+        """The ids of the units that have started and have not ended."""
         return frozenset(self._running)
 
     def validate(self) -> None:
-        """Assert the invariants that hold between events."""
+        """Assert the scheduler's invariants, which hold between events."""
         ready = {node for lane in self._queues.values() for _, node in lane.ready}
         states = [set(self._waiting), ready, self._running, self._done]
         assert sum(map(len, states)) == len(set().union(*states)), "a node is in one state"
@@ -137,7 +139,7 @@ class Scheduler:
             )
 
     def _one_less(self, node: int) -> bool:
-        """Count down the units that the node waits for; return True if it now waits for nothing."""
+        """Decrease the number of units that ``node`` waits for. Return True if it now waits for nothing."""
         self._waiting[node] -= 1
         return not self._waiting[node]
 
@@ -156,7 +158,9 @@ class Scheduler:
         return lane
 
     def _start(self, touched: Iterable[_Queue]) -> list[Instruction]:
-        """Start ready nodes in the queues that an event touched; other queues cannot have changed."""
+        """Return the instructions that start ready nodes in the queues ``touched``. Other queues cannot have
+        changed.
+        """
         started: list[Instruction] = []
         for lane in sorted(touched, key=lambda lane: lane.number) if not self._failed else ():
             while lane.ready and lane.used < lane.limit:
@@ -167,7 +171,7 @@ class Scheduler:
         return started
 
     def _free(self, node: int) -> list[Instruction]:
-        """Return the instruction to free the columns that nothing reads any more after this node."""
+        """Return the instruction to free the columns that nothing reads any more after ``node``."""
         for column in self._plan.reads[node]:
             self._unread[column] -= 1
         columns = [

@@ -1,7 +1,7 @@
-"""The executor in virtual time: the same scheduler with given durations instead of work.
+"""Simulate an iteration: the real scheduler with given durations instead of work.
 
-A simulation shows how long an iteration would take, which nodes determine this time, and the lower bound of
-any schedule.
+A simulation shows how long an iteration takes, which nodes determine this time, and a lower bound for any
+schedule.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INSTANT = (Op.DATA, Op.STATE)
 
 @dataclass(frozen=True)
 class CriticalNode:
-    """A node on the critical path."""
+    """A node on the critical path of a simulated iteration."""
 
     node: str
     after: str | None = None  # the node that it waited for; None for the first
@@ -38,7 +38,7 @@ class CriticalNode:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One iteration in virtual time."""
+    """One simulated iteration."""
 
     spans: tuple[Span, ...]  # in the order in which nodes ended
     longest: float  # seconds of the longest path
@@ -47,14 +47,13 @@ class Simulation:
 
     @property
     def makespan(self) -> float:
-        """Seconds from the start of the iteration to the end of its last node."""
+        """The seconds from the start of the iteration to the end of its last node."""
         return max((span.end for span in self.spans), default=0.0)
 
     @property
     def bound(self) -> float:
-        """Lower bound in seconds for any schedule.
-
-        This is the longest path, or the work of the busiest queue divided by its room.
+        """A lower bound in seconds for any schedule: the longest path, or the work of the busiest queue
+        divided by its room.
         """
         limited = {
             lane: share for lane, share in busy(self.spans, 1.0, self.room).items() if lane in self.room
@@ -63,12 +62,14 @@ class Simulation:
 
     @property
     def busy(self) -> dict[str, float]:
-        """Queue → share of its places that is in use from start to end."""
+        """Queue → the share of its places that is in use, averaged over the iteration."""
         return busy(self.spans, self.makespan, self.room)
 
     @cached_property
     def critical(self) -> tuple[CriticalNode, ...]:
-        """The chain of nodes that determines the makespan; each entry names the node that it waited for."""
+        """The chain of nodes that determines the duration of the iteration. Each entry names the node that it
+        waited for.
+        """
         path = critical_path(self.spans, self.room)
         first = (CriticalNode(span.node) for span in path[:1])
         pairs = itertools.pairwise(path)
@@ -79,37 +80,38 @@ class Simulation:
 
     @property
     def decided_by(self) -> list[str]:
-        """Names along the critical path, each once, after a node that it waited for."""
+        """The names along the critical path, each once."""
         return chain(step.node for step in self.critical)
 
     @cached_property
     def by_name(self) -> dict[str, Span]:
-        """Node → its span."""
+        """Name of a node → its span."""
         return {span.node: span for span in self.spans}
 
     def together(self, *names: str) -> bool:
-        """Return True if all these nodes run at the same time at some moment."""
+        """Return True if there is a moment at which all these nodes run."""
         spans = [self.by_name[name] for name in names]
         return max(span.start for span in spans) < min(span.end for span in spans)
 
 
 def evenly(rows: float) -> float:
-    """Return the share of a node's time after which the share ``rows`` of its rows has ended, if rows end at
-    a constant rate."""
+    """Return the share of a node's time after which the share ``rows`` of its rows is done, if rows end at a
+    constant rate.
+    """
     return rows
 
 
 def simulate(
     plan: Plan, seconds: Seconds, room: Mapping[str, int], ended: Callable[[float], float] = evenly
 ) -> Simulation:
-    """Run a plan, or an unrolled plan, in virtual time.
+    """Simulate one iteration of a plan, which may be unrolled.
 
     seconds: node id → duration, or a function from a node to its duration; a `repeat` counts as one node.
 
     room: how many nodes each queue runs at once.
 
-    ended: for nodes with streamed rows, a function from a share of the rows to the share of the node's time
-    after which these rows have ended. It rises from 0 to 1.
+    ended: for streamed rows, a function from a share of the rows to the share of the sampling node's time
+    after which these rows are done. It rises from 0 to 1.
 
     Raises PlanError if a node has no duration, or if some nodes can never start.
     """
@@ -126,7 +128,7 @@ def simulate(
 
 
 def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
-    """Return the seconds of each live node. Raises PlanError for missing, negative or infinite durations."""
+    """Return live node id → seconds. Raises PlanError for missing, negative or infinite durations."""
     nodes = [plan.graph.nodes[i] for i in plan.live]
     known = {
         node.id: seconds(node) if callable(seconds) else seconds.get(node.id, math.nan)
@@ -149,7 +151,7 @@ def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
 
 @dataclass
 class _Clock:
-    """The running nodes, sorted by their end; nodes that end at the same time are in program order."""
+    """The running nodes in the order in which they end. Nodes that end at the same time are in program order."""
 
     plan: Plan  # the plan that runs
     seconds: Mapping[int, float]  # node or piece → its duration
@@ -163,7 +165,7 @@ class _Clock:
     _since: dict[int, float] = field(default_factory=dict)  # unit → when it started
 
     def carry_out(self, instructions: Iterable[Instruction]) -> bool:
-        """Carry out instructions; return True if the iteration is over."""
+        """Carry out the scheduler's instructions. Return True if the iteration is over."""
         for instruction in instructions:
             if isinstance(instruction, StartNode):
                 self._start(instruction.node)
@@ -183,7 +185,7 @@ class _Clock:
     def next(self) -> int:
         """Return the node, piece or chunk that ends next.
 
-        A chunk ends when its part of the sampling node's time is over.
+        A chunk ends after its share of the sampling node's time.
         """
         if not self._ends:
             raise self._stuck()

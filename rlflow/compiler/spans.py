@@ -1,4 +1,6 @@
-"""Spans: when nodes ran, in real or virtual time, and the chain of nodes that determined the end."""
+"""Spans: when each node ran, in real or simulated time. Also the chain of nodes that determined the end of an
+iteration.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Span:
-    """Start and end of a node, in seconds of a monotonic clock."""
+    """The start and the end of a node's run, in seconds of a monotonic clock."""
 
     node: str  # name of the node
     lane: str  # its executor queue
@@ -19,13 +21,15 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Seconds from start to end."""
+        """The seconds from start to end."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class RankSpan:
-    """Start and end of an operation that a rank of a pool ran for a node, by the same clock as ``Span``."""
+    """The start and the end of an operation that a rank of a pool ran for a node. The clock is that of
+    ``Span``.
+    """
 
     node: str  # name of the node
     pool: str
@@ -40,11 +44,11 @@ TICK = 1e-9  # tolerance for clocks and sums of seconds
 
 
 def critical_path(spans: Sequence[Span], room: Mapping[str, int] | None = None) -> list[Span]:
-    """Return the chain of nodes that determined the end of the iteration, first node first.
+    """Return the chain of spans that determined the end of the iteration, first span first.
 
-    Starts at the node that ended last. Each step goes back to the node that the current node waited for
-    longest, to get its columns or a place in a queue. ``room``: queue → how many nodes it runs at once; a
-    queue without a limit delays nothing. If ``room`` is None, each queue runs one node at a time.
+    The search starts at the span that ended last. Each step goes back to the span that the current span
+    waited for longest, to get its columns or a place in a queue. ``room``: queue → how many nodes it runs at
+    once; a queue without an entry delays nothing. If ``room`` is None, each queue runs one node at a time.
     """
     ended = _Ended(spans, room)
     path: dict[Span, None] = {}
@@ -56,9 +60,9 @@ def critical_path(spans: Sequence[Span], room: Mapping[str, int] | None = None) 
 
 
 class _Ended:
-    """Spans of each node and of each queue, sorted by their end.
+    """The spans of each node and of each queue, sorted by their end.
 
-    If several spans ended at the same time, the first of them in the input counts as the last.
+    If several spans ended at the same time, the first of them in the input counts as the last to end.
     """
 
     def __init__(self, spans: Sequence[Span], room: Mapping[str, int] | None) -> None:
@@ -71,11 +75,12 @@ class _Ended:
             ends.sort()
 
     def before(self, span: Span, path: Mapping[Span, None]) -> list[Span]:
-        """Return the steps of the path that lead from ``span`` to the span that it waited for longest.
+        """Return the spans from ``span`` back to the span that it waited for longest; an empty list if it
+        waited for none.
 
-        This is the span that ended last among all spans that ``span`` waited for and that are not on the path
-        yet. Spans of zero length that began and ended just as ``span`` began may be in between, so the spans
-        that these waited for count too. Returns an empty list if ``span`` waited for no span.
+        ``path``: the spans of the path so far, which are excluded. The last span of the result ended last
+        among all spans that ``span`` waited for. The spans between them have zero length and began and ended
+        just as ``span`` began.
         """
         steps: dict[Span, list[Span]] = {span: []}
         ends: dict[Span, tuple[float, int]] = {}
@@ -93,10 +98,10 @@ class _Ended:
         return steps[max(ends, key=rank)] if ends else []
 
     def _candidates(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
-        """Yield (end, key) of the spans that a span may have waited for, latest first.
+        """Yield (end, key) of the spans that ``span`` may have waited for, latest first.
 
-        For each node that it waited for and for its queue: the ends at the time when it began, and the last
-        end before.
+        For each node that it waited for, and for its queue, these are the spans that ended when ``span``
+        began, and the last span that ended before.
         """
         for ends in (
             *(self._backwards(("node", name), span.start, path) for name in span.waits_for),
@@ -116,15 +121,14 @@ class _Ended:
                 yield ends[place]
 
     def _full(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
-        """Yield those ends in the span's queue until which the queue was full."""
+        """Yield (end, key) of the spans in the same queue at whose end the queue was full."""
         limit = 1 if self._room is None else self._room.get(span.lane, 0)
         for end in self._backwards(("lane", span.lane), span.start, path) if limit else ():
             if limit == 1 or self._running_at_end(self._spans[-end[1]]) >= limit:
                 yield end
 
     def _running_at_end(self, one: Span) -> int:
-        """Count the spans of the same queue that ran just before the span ended, including the span
-        itself."""
+        """Count the spans of the queue that ran just before ``one`` ended, including ``one``."""
         return sum(
             s is one or (s.start < one.end - TICK and s.end >= one.end - TICK)
             for s in self._spans
@@ -133,10 +137,10 @@ class _Ended:
 
 
 def chain(names: Iterable[str]) -> list[str]:
-    """Return the names along a path with its loops removed.
+    """Return the names along a path without its loops.
 
-    If a name occurs again, the names after its first occurrence are removed. So each node still follows a
-    node that it waited for.
+    If a name occurs again, the names after its first occurrence are removed. So each name still follows the
+    name of a node that it waited for.
     """
     path: list[str] = []
     for name in names:
@@ -146,11 +150,11 @@ def chain(names: Iterable[str]) -> list[str]:
 
 
 def flat(spans: Sequence[Span], within: Mapping[str, str]) -> list[Span]:
-    """Return the spans with nested spans cut out of their holders, so that no time counts twice.
+    """Return spans without overlaps of nested spans, so that no time counts twice.
 
-    ``within``: node → its holder, the node that it runs in, such as a `repeat`. A holder keeps the time
-    before, between and after the nodes that ran in it. The first node in a holder then waits for the holder,
-    and each later part of the holder waits for the nodes that ran before that part.
+    ``within``: node → its holder, the node in which it runs, such as a `repeat`. A holder keeps the time
+    before, between and after its inner nodes. The first inner node then waits for the holder, and each later
+    part of the holder waits for the inner nodes that ran before it.
     """
     parts, holders = list(spans), set(within.values())
     # inner holders first
@@ -174,7 +178,7 @@ def flat(spans: Sequence[Span], within: Mapping[str, str]) -> list[Span]:
 
 
 def _holders(node: str, within: Mapping[str, str]) -> Iterator[str]:
-    """Yield the `repeat` that a node runs in, the `repeat` around that, and so on."""
+    """Yield the `repeat` that contains the node, the `repeat` that contains that `repeat`, and so on."""
     while node in within:
         yield (node := within[node])
 
@@ -184,10 +188,10 @@ def _inside(span: Span, holder: Span) -> bool:
 
 
 def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
-    """Yield the parts of a holder's time during which none of its inner nodes ran.
+    """Yield the parts of a holder's span during which none of the spans ``inner`` ran.
 
-    These parts are before the first inner span, after the last, and between inner spans, even if only for a
-    moment.
+    There is a part before the first inner span, one after the last, and one in each gap between them, even if
+    it has no length.
     """
     since, waits = holder.start, holder.waits_for
     names = tuple(dict.fromkeys((*holder.waits_for, *(span.node for span in inner))))
@@ -198,7 +202,9 @@ def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
 
 
 def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
-    """Yield the longest periods during which some span ran; periods that only touch are separate."""
+    """Yield the maximal periods (start, end) during which some span ran. Periods that only touch each other
+    stay separate.
+    """
     ordered = sorted((span.start, span.end) for span in spans)
     start, end = ordered[0]
     for first, last in ordered[1:]:
@@ -210,7 +216,7 @@ def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
 
 
 def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]:
-    """Return node → its share of the seconds from ``start`` to ``end``.
+    """Return node → its share of the seconds between ``start`` and ``end``.
 
     If several nodes ran at the same time, each gets an equal share of that time.
     """
@@ -234,10 +240,10 @@ def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]
 
 
 def longest_path(spans: Iterable[Span]) -> float:
-    """Return the seconds of the longest chain of nodes that wait for each other's columns.
+    """Return the seconds of the longest chain of nodes in which each waits for columns of the one before.
 
-    No number of workers can make an iteration shorter than this. If a node ran several times, as in the tries
-    of a `repeat`, its runs count one after another.
+    More workers cannot make an iteration shorter than this. If a node ran several times, as in the tries of a
+    `repeat`, its runs count one after another.
     """
     done: dict[str, float] = {}
     for span in sorted(spans, key=lambda span: (span.start, span.end)):
@@ -247,11 +253,10 @@ def longest_path(spans: Iterable[Span]) -> float:
 
 
 def busy(spans: Sequence[Span], seconds: float, room: Mapping[str, int]) -> dict[str, float]:
-    """Return queue → the share of its places that was in use over ``seconds``.
+    """Return queue → the share of its places that was in use, averaged over ``seconds``.
 
-    Queues that ran nothing are absent.
-
-    A queue without a limit counts as one place, so its share may exceed 1.
+    Queues that ran nothing are absent. A queue without a limit counts as one place, so its share may exceed
+    1.
     """
     work: dict[str, float] = {}
     for span in spans:

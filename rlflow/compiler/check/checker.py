@@ -1,6 +1,6 @@
-"""Run all checks of an algorithm, at the given settings and with each setting changed alone.
+"""Run all checks of an algorithm, with the given settings and with each setting changed alone.
 
-The checks of side effects and of reward weights are here too.
+This module also checks side effects of stages, and weights of rewards.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rlflow.errors import FlowError, PlanError, Problem
 def weight_problems(program: Program) -> Iterator[Problem]:
     """Yield an error for each reward weight that has no effect.
 
-    A weight has no effect if the scores are divided by their own deviation, which cancels any factor. A
-    weight that the flow itself reads is not reported.
+    If the scores are divided by their own standard deviation, a weight cancels out. A weight that the flow
+    itself reads is not reported.
     """
     nodes = list(all_nodes(program.graph.nodes))
     for node in nodes:
@@ -49,7 +49,9 @@ def weight_problems(program: Program) -> Iterator[Problem]:
 
 
 def _divided(program: Program, reward: Node, nodes: list[Node]) -> bool:
-    """Return True if only `compare` reads the reward's scores, and divides them by their deviation."""
+    """Return True if `compare` is the only reader of the reward's scores and divides them by their standard
+    deviation.
+    """
     # imported here so that torch is not loaded for a flow with errors
     from rlflow.author.functional.groups import compare
 
@@ -64,7 +66,7 @@ def _divided(program: Program, reward: Node, nodes: list[Node]) -> bool:
 def side_effect_problems(program: Program) -> Iterator[Problem]:
     """Yield a warning for each stage with side effects, at its first call.
 
-    Also yields a note for each stage that a plan with several ranks would refuse.
+    Also yield a note for each stage that plans with several ranks refuse.
     """
     warned: set[str] = set()
     for node in used_nodes(program.graph):
@@ -101,7 +103,7 @@ def side_effect_problems(program: Program) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of `check`."""
+    """The problems that `check` found."""
 
     program: Program | None  # None if the flow could not be traced to its end
     problems: tuple[Problem, ...]
@@ -110,12 +112,12 @@ class Report:
 
     @cached_property
     def errors(self) -> tuple[Problem, ...]:
-        """The problems that would stop a run from starting."""
+        """The problems that prevent a run from starting."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
     @property
     def ok(self) -> bool:
-        """True if there are no errors; there may be warnings and notes."""
+        """True if there are no errors. There may be warnings and notes."""
         return not self.errors
 
 
@@ -130,7 +132,9 @@ def check(
 ) -> Report:
     """Return a report of all problems of a flow, errors first.
 
-    ``bound``: a function from the program to the problems of the objects that flags bind to its roles.
+    ``hp``: the settings (None: the flow's own). ``with_variants``: also check the flow with each setting
+    changed alone. ``bound``: a function that yields the problems of rewards, environments and other objects
+    that flags bind to roles.
     """
     problems: list[Problem] = []
     try:
@@ -156,9 +160,9 @@ def check(
 
 
 def function_problems(traced: TraceResult) -> list[Problem]:
-    """Return the problems of the author's own functions, which the graph does not show.
+    """Return the problems that come from calling the author's stages and losses on synthetic rows.
 
-    Returns an empty list if the graph has errors, because a test call of a loss needs the loss's columns.
+    Returns an empty list if the graph has errors, because a loss cannot be called without its columns.
     """
     if traced.program is None or any(problem.severity == "error" for problem in traced.problems):
         return []
@@ -180,9 +184,10 @@ def function_problems(traced: TraceResult) -> list[Problem]:
 def variant_problems(
     flow: Flow, hp: Any, options: TraceOptions | None, known: list[Problem]
 ) -> Iterator[Problem]:
-    """Yield problems of missing columns that only occur if one setting has a different value.
+    """Yield the problems of missing columns that occur only if one setting has another value.
 
-    Variants that fail in any other way are skipped: the changed value is probably not meant to be used.
+    Other problems of these variants are ignored, because the author probably does not mean to use the changed
+    value.
     """
     reported = {(problem.code, problem.message) for problem in known}
     for change, changed in variants(hp):

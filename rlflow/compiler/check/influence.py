@@ -1,7 +1,7 @@
-"""Find which columns change the gradient of a loss, by calling it on synthetic rows.
+"""Find the columns that change the gradient of a loss, by calling the loss on synthetic rows.
 
-Each loss is called on-policy and off-policy, with several draws. A column counts as having no influence only
-if all gradients are bit-equal.
+Each loss is called on-policy and off-policy, with several random draws. A column has no influence only if all
+gradients are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ FIXED = ("mask", "group")
 def gradient(
     loss: Loss, new: New, columns: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Tensor] | None:
-    """Return the gradient of the sum of the loss's values: model quantity → gradient.
+    """Return the gradient of the sum of the loss's values: model output → gradient.
 
-    Returns None if the loss raises or a gradient is not finite, because such a trial shows nothing.
+    ``columns``: the values of the loss's columns. Returns None if the loss raises or a gradient is not
+    finite, because such a call shows nothing.
     """
     leaves = New(
         **{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()}
@@ -56,9 +57,10 @@ def gradient(
 def influential(
     loss: Loss, kinds: Mapping[str, Kind] | None, settings: Mapping[str, Any], names: frozenset[str]
 ) -> frozenset[str]:
-    """Return which of the columns ``names`` change the gradient.
+    """Return the columns among ``names`` that change the gradient of the loss.
 
-    Returns all of ``names`` if the loss cannot be tried because it raises or ``kinds`` is None (unknown).
+    ``kinds``: the kinds of the loss's columns. Returns all of ``names`` if ``kinds`` is None, or if the loss
+    raises.
     """
     if kinds is None:
         return names
@@ -79,7 +81,9 @@ def influential(
 
 
 def has_gradient(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any]) -> bool:
-    """Return True if some synthetic rows give a gradient that is not zero, or if the loss cannot be tried."""
+    """Return True if the loss has a gradient other than zero on some synthetic rows, or if it cannot be
+    called.
+    """
     for seed in range(DRAWS):
         for new, columns in trials(loss, kinds, seed):
             gradients = gradient(loss, new, columns, settings)
@@ -89,10 +93,10 @@ def has_gradient(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, A
 
 
 def trials(loss: Loss, kinds: Mapping[str, Kind], seed: int) -> list[tuple[New, dict[str, Any]]]:
-    """Return synthetic rows for a loss: for each trial, the model's quantities and the columns.
+    """Return synthetic inputs for a loss: one pair (model outputs, columns) for each trial.
 
-    In the first trial, the model's quantities are drawn independently of the columns. If there is a column
-    ``logprobs``, a second trial uses that column as the model's log-probs.
+    In the first trial, the model outputs are drawn independently of the columns. If there is a column
+    ``logprobs``, a second trial uses this column as the model's log-probs.
     """
     rng = torch.Generator().manual_seed(seed)
     columns = {name: column(name, kind, rng) for name, kind in sorted(kinds.items())}
@@ -121,8 +125,8 @@ def _changes_gradient(
 def moved(value: Tensor) -> list[Tensor]:
     """Return changed copies of a column's values.
 
-    Floats are moved up and down by several amounts, differently for each entry. Bools are flipped, all True
-    or all False. Integers are increased by one.
+    Floats are increased and decreased by several amounts, which differ between entries. Bools are negated,
+    all set to True, and all set to False. Integers are increased by 1.
     """
     if value.dtype is torch.bool:
         return [~value, torch.ones_like(value), torch.zeros_like(value)]

@@ -1,8 +1,8 @@
 """Call each loss on synthetic rows before a run, and check its result or exception.
 
 A loss gets columns of the right kinds with arbitrary numbers. Only mistakes that arbitrary numbers cannot
-explain are errors: reading a model quantity that the loss did not request, errors of types, names or shapes,
-and a result of the wrong level.
+explain are errors: reading a model output that the loss did not request, wrong types, names or shapes, and
+results of a wrong level.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ CAUSE = {
 
 
 class Quantities:
-    """The ``new`` that a loss is called with.
+    """The parameter ``new`` of a loss, for a call on synthetic rows.
 
-    As in a run, a quantity that the loss did not request is None. ``lacking`` lists the unrequested
-    quantities that the loss read.
+    A model output that the loss did not request is None, as in a run. ``lacking`` lists such outputs that the
+    loss read.
     """
 
     def __init__(self, new: New) -> None:
@@ -68,7 +68,7 @@ class Trial:
 def loss_problems(program: Program) -> Iterator[Problem]:
     """Call the losses of all updates on synthetic rows, and yield the problems.
 
-    Losses that read columns of unknown kind are skipped.
+    Losses that read columns of unknown kind are not called.
     """
     for node in program.graph.nodes:
         loss = program.functions.get(node.name)
@@ -80,8 +80,9 @@ def loss_problems(program: Program) -> Iterator[Problem]:
 
 
 def loss_terms(program: Program, node: Node, loss: Loss) -> list[LossTerm]:
-    """Return the losses of an update with their settings. If a setting is a column, its value is a synthetic
-    number."""
+    """Return the losses of an update with their settings. If a setting is a column, it gets a synthetic
+    number.
+    """
     return terms(
         loss,
         {**synthetic_settings(node, loss), **program.settings[node.name]},
@@ -90,7 +91,9 @@ def loss_terms(program: Program, node: Node, loss: Loss) -> list[LossTerm]:
 
 
 def synthetic_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
-    """Return a number for each setting that is a column: the setting's default, or 0.5."""
+    """Return name → number for each setting of a call that is a column. The number is the setting's default,
+    or 0.5.
+    """
     names = [
         item.parameter.removeprefix(SETTING) for item in node.inputs if item.parameter.startswith(SETTING)
     ]
@@ -99,8 +102,10 @@ def synthetic_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
 
 
 def column_kinds(graph: Graph, node: Node, function: Stage | Loss) -> dict[str, Kind] | None:
-    """Return the kinds of the columns that a stage or loss reads, without absent optional columns. None if a
-    kind is unknown."""
+    """Return name → kind for the columns that a stage or loss reads; None if a kind is unknown.
+
+    Optional columns that the batch does not have are omitted.
+    """
     kinds = {}
     for item in node.inputs:
         giver = graph.nodes[item.column.node]
@@ -144,11 +149,11 @@ def _trial_problems(node: Node, term: LossTerm, kinds: Mapping[str, Kind]) -> It
 def try_loss(
     loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any], weights: float = 1.0
 ) -> Trial:
-    """Call the loss on synthetic rows and return the outcome.
+    """Call the loss on synthetic rows and return the outcome. The state of the global random generator does
+    not change.
 
-    The column ``weights`` is multiplied by the number ``weights``.
-
-    The state of the global RNG is restored afterwards.
+    ``kinds``: the kinds of the loss's columns. The values of the column ``weights`` are multiplied by the
+    number ``weights``.
     """
     rng = torch.Generator().manual_seed(0)
     columns = {name: column(name, kind, rng) for name, kind in sorted(kinds.items())}
@@ -163,7 +168,7 @@ def try_loss(
 
 
 def model_quantities(loss: Loss, rng: torch.Generator) -> New:
-    """Return random, differentiable quantities for the loss to read instead of a model's."""
+    """Return random, differentiable model outputs with which to call the loss."""
     quantities = {
         "logprobs": -_uniform((ROWS, TOKENS), rng),
         "entropy": _uniform((ROWS, TOKENS), rng),
@@ -174,10 +179,10 @@ def model_quantities(loss: Loss, rng: torch.Generator) -> New:
 
 
 def column(name: str, kind: Kind, rng: torch.Generator) -> Any:
-    """Return synthetic values of a column as a loss sees it.
+    """Return synthetic values of a column, in the form that a loss gets.
 
-    Log-probs are below 0 and weights above 0. The mask has a masked-out token and padding. Adjacent rows form
-    pairs.
+    Log-probs are below 0 and weights are above 0. The mask has masked-out tokens and padding. Adjacent rows
+    form pairs.
     """
     shape = {Level.TOKEN: (ROWS, TOKENS), Level.PROMPT: (ROWS, PROMPT), Level.SCALAR: ()}.get(
         kind.level, (ROWS,)
@@ -240,8 +245,10 @@ def _raised(node: Node, loss: Loss, trial: Trial) -> Problem:
 
 
 def _result_problem(node: Node, loss: Loss, result: Any, mean: Any) -> Problem | None:
-    """Return the problem of a loss's result, or None if the result is valid. A bare value counts as a value
-    without metrics."""
+    """Return the problem of a loss's result; None if the result is valid.
+
+    ``mean``: how the update averages the loss. A result without metrics is valid too.
+    """
     value, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
 
     def wrong(message: str, finding: str, expected: str, remedy: str) -> Problem:

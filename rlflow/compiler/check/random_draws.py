@@ -1,6 +1,7 @@
-"""Find random draws in stages and losses that the run's seed does not control.
+"""Find random draws in stages and losses that do not depend on the run's seed.
 
-Such draws break exact resume. They may also be equal on several ranks, or differ between ranks, by accident.
+A run with such draws cannot be resumed exactly. The draws may also be accidentally equal on several ranks, or
+differ between ranks.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ SEEDED = ("Random", "default_rng", "Generator", "RandomState", "SeedSequence")
 
 
 def draw_problems(program: Program) -> Iterator[Problem]:
-    """Yield warnings for unseeded draws in stages and losses.
+    """Yield a warning for each draw in a stage or loss that does not depend on the run's seed.
 
-    Functions of the same file that a stage or loss calls are checked too.
+    Functions of the same file that the stage or loss calls are searched too.
     """
     for node in used_nodes(program.graph):
         called = program.functions.get(node.name)
@@ -93,9 +94,10 @@ def _problem(node: Node, function: Stage | Loss, name: str, place: Place) -> Pro
 
 
 def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> Iterator[tuple[str, Place]]:
-    """Yield each draw of random numbers without a generator: the name of the drawing function and the place.
+    """Yield (name of the drawing function, place) for each draw of random numbers without a generator.
 
-    Searches the function, and the functions of the same file that it calls.
+    Searches the function, and the functions of the same file that it calls. ``visited``: code that was
+    searched before.
     """
     visited = visited if visited is not None else set()
     if not isinstance(function, types.FunctionType) or function in visited:
@@ -123,7 +125,9 @@ def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> I
 
 
 def _draws(called: ast.expr, names: Mapping[str, Any]) -> str | None:
-    """Return the name of a function that draws from the process's global RNG, None for any other function."""
+    """Return the name of the called function if it draws from the process's global random generator, else
+    None.
+    """
     function = _value(called, names)
     if isinstance(called, ast.Attribute) and (
         called.attr in IN_PLACE or (called.attr in METHODS and function is None)
@@ -151,7 +155,7 @@ def _draws(called: ast.expr, names: Mapping[str, Any]) -> str | None:
 
 
 def _value(written: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return the object that an expression names, directly or as an attribute of a module, else None."""
+    """Return the object that an expression names, as a plain name or as an attribute of a module, else None."""
     if isinstance(written, ast.Name):
         return names.get(written.id)
     if isinstance(written, ast.Attribute) and isinstance(

@@ -1,7 +1,7 @@
-"""Follow the scores of a reward through the graph to the updates that they reach.
+"""Follow the scores of a reward through the graph, up to the updates whose gradient they change.
 
-Scores propagate through columns, through chosen or kept rows, through follow-up prompts, through state, and
-through weights that were trained with the scores.
+Scores pass through columns, chosen or kept rows, follow-up prompts, state, and weights that were trained with
+the scores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlflow.errors import Place
 
 @dataclass(frozen=True)
 class PathStep:
-    """A step of a path from a reward: the name of what carries the scores, and its place."""
+    """A step on the path of scores from a reward: what carries the scores, and where in the file."""
 
     what: str
     place: Place | None
@@ -23,7 +23,7 @@ class PathStep:
 
     @property
     def steps(self) -> int:
-        """Number of steps from the reward."""
+        """The number of steps on the path, counted from the reward."""
         return 1 + (self.before.steps if self.before else 0)
 
     def __str__(self) -> str:
@@ -33,10 +33,10 @@ class PathStep:
 
 @dataclass(frozen=True)
 class ReachedUpdate:
-    """An update that scores may have reached.
+    """An update whose columns or rows depend on the scores of a reward.
 
-    ``columns``: parameter → the path to its column, for each column that carries scores. ``rows``: the path
-    to the update's rows if scores decide which rows exist, else None.
+    ``columns``: parameter → path of the scores, for each column that depends on the scores. ``rows``: the
+    path of the scores to the choice of the rows; None if the scores do not decide which rows exist.
     """
 
     node: Node
@@ -46,20 +46,23 @@ class ReachedUpdate:
 
 @dataclass
 class Carried:
-    """Columns of a graph that carry scores, and axes whose rows the scores decide."""
+    """The columns of a graph that depend on the scores, and the row axes whose rows the scores decide."""
 
     columns: dict[Column, PathStep] = field(default_factory=dict)
     rows: dict[int, PathStep] = field(default_factory=dict)
 
 
 class Reach:
-    """The search for everything that the scores of one reward call reach.
+    """The search for everything in a graph that depends on the scores of one reward call.
 
-    The call may be in the body of a `repeat`. The search repeats until it reaches nothing new.
+    The call may be in the body of a `repeat`. The search goes through the graph again until it finds nothing
+    new.
     """
 
     def __init__(self, graph: Graph, reward: Node, influences: Mapping[str, frozenset[str]]) -> None:
-        """``influences``: name of an update → the parameters whose columns change its gradient."""
+        """Search the graph. ``influences``: name of an update → the parameters whose columns change its
+        gradient.
+        """
         self.reward, self.influences = reward, influences
         self.weights: dict[str, PathStep] = {}
         self.state: dict[str, PathStep] = {}
@@ -74,7 +77,9 @@ class Reach:
                     self.state.setdefault(slot.name, step)
 
     def follow(self, graph: Graph, carried: Carried) -> Carried:
-        """Follow the nodes of a graph in program order, and extend ``carried``."""
+        """Visit the nodes of a graph in program order; add what depends on the scores to ``carried``, and
+        return it.
+        """
         for node in graph.nodes:
             self._visit(graph, node, carried)
         return carried
@@ -121,8 +126,7 @@ class Reach:
             carried.columns.setdefault(Column(node.id, output.name), step)
 
     def _concat(self, graph: Graph, node: Node, carried: Carried) -> None:
-        """A joined column carries scores if the column of any part carries scores. The same applies to
-        rows."""
+        """Handle `concat`: a joined column or row axis depends on the scores if any of its parts does."""
         for item in node.inputs:
             if step := carried.columns.get(item.column):
                 carried.columns.setdefault(Column(node.id, item.parameter.partition(".")[2]), step)
@@ -132,10 +136,10 @@ class Reach:
                 carried.rows.setdefault(node.makes, step)
 
     def _repeat(self, node: Node, body: Graph, carried: Carried) -> None:
-        """Follow the body of a `repeat`.
+        """Handle a `repeat`: follow the scores through its body.
 
-        The node's inputs are the body's data. The body's results and its choice of groups carry scores to the
-        node's outputs.
+        The inputs of the node are the data of the body. The outputs of the node depend on the scores if the
+        body's results do, or if the scores decide which groups are kept.
         """
         data = body.nodes[0]
         inner = Carried(

@@ -1,7 +1,7 @@
 """Check that updates learn from rewards.
 
-Each reward that a flow calls must reach an update that learns from it. A flow or loss that trains without
-rewards must declare so.
+Each reward that a flow calls must change the gradient of an update. If a flow or loss trains without rewards,
+its author must declare this.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ SIGNALS = ("completion", "answer", "finish", "prompt", "chosen", "turn_rewards",
 
 
 def reward_problems(program: Program) -> Iterator[Problem]:
-    """Yield the problems of rewards and of updates without rewards. Needs a flow whose losses have no errors.
+    """Yield the problems of rewards that no update learns from, and of flows without rewards. The flow's
+    losses must have no errors.
 
     It is an error if the scores of a reward do not reach an update. It is only a note if the author declared
-    that they need not, or if the flow has no reward at all.
+    that they need not, or if the flow has no reward.
     """
     graph = program.graph
     updates = [node for node in graph.nodes if node.op is Op.UPDATE]
@@ -57,7 +58,7 @@ def _terms(program: Program, node: Node) -> list[LossTerm]:
 def _influences(program: Program, node: Node) -> frozenset[str]:
     """Return the parameters of an update whose columns change its gradient.
 
-    A column counts if it changes the gradient of any loss of the update, or if it selects rows.
+    A column counts if it changes the gradient of one of the update's losses, or if it selects rows.
     """
     from rlflow.compiler.check.influence import influential
     from rlflow.compiler.check.losses import column_kinds
@@ -75,7 +76,7 @@ def _influences(program: Program, node: Node) -> frozenset[str]:
 
 
 def _zero(program: Program, updates: list[Node]) -> Iterator[Problem]:
-    """Yield the losses whose gradient is zero on all synthetic rows."""
+    """Yield a problem for each loss whose gradient is zero on all synthetic rows."""
     from rlflow.compiler.check.influence import has_gradient
     from rlflow.compiler.check.losses import column_kinds
 
@@ -119,7 +120,9 @@ def _unreached(program: Program, reward: Node, reach: Reach, learning: list[Node
 
 
 def _broken(program: Program, target: ReachedUpdate | None, reach: Reach) -> tuple[str, Place | None]:
-    """Return the path from the reward to the point where it ends, in words, and the place of that point."""
+    """Return the path of the scores to the point where it ends, as text, and the place of this point in the
+    file.
+    """
     if target is None:
         return f"{reach.furthest}; no update reads this", reach.furthest.place
     name, step = max(target.columns.items(), key=lambda item: item[1].steps)
@@ -133,7 +136,9 @@ def _broken(program: Program, target: ReachedUpdate | None, reach: Reach) -> tup
 
 
 def _unrewarded(program: Program, update: Node, rewards: list[Node]) -> Iterator[Problem]:
-    """Yield a warning for a role that samples and is trained, if only other roles learn from the rewards."""
+    """Yield a warning for a trained role that samples, if the rewards reach only other roles. If the author
+    declared that the role's loss needs no reward, yield a note.
+    """
     loss = next((term.loss for term in _terms(program, update) if term.loss.unrewarded), None)
     if loss is not None:
         yield _waived(rewards[0], loss)
@@ -180,11 +185,10 @@ def _rewardless(update: Node, loss: Loss) -> Problem:
 
 
 def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
-    """Yield a note, or the author's waiver, for a flow without a source to learn from.
+    """Yield a note if the flow has nothing to learn from but the model's own samples.
 
-    Sources are rewards, labels of the data, and teacher models.
-
-    Such updates learn from the model's own samples only.
+    Rewards, labels in the data and teacher models count as something to learn from. If the author declared
+    that a loss needs no reward, the note says so.
     """
     if _has_signal(program.graph):
         return
@@ -209,9 +213,9 @@ def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
 
 
 def _has_signal(graph: Graph) -> bool:
-    """Return True if updates learn from a source other than the trained models.
+    """Return True if the updates learn from something other than the trained models.
 
-    Such a source is a column of the data, a model that is not trained, or a stage that scores texts.
+    This is a column of the data, a model that is not trained, or a stage that scores texts.
     """
     trained = {use.name for use in graph.roles if use.trained}
     by_id: Mapping[int, Node] = {node.id: node for node in graph.nodes}

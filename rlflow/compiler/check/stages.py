@@ -1,11 +1,11 @@
 """Call each stage on synthetic rows before a run, and check its result or exception.
 
 A stage gets columns of the right kinds with arbitrary numbers and texts. Only mistakes that arbitrary values
-cannot explain are errors: an unknown name, tensor operations that do not fit together, and results whose
+cannot explain are errors: unknown names, tensor operations with wrong shapes or dtypes, and results whose
 number, shape or dtype differ from the declaration.
 
-Some stages are not called: stages with side effects, stages that get a role's trainer, stages with a dispatch
-mode that the author registered, and stages that read a column of unknown kind.
+Stages are not called if they have side effects, get a role's trainer, read a column of unknown kind, or have
+a dispatch mode that the author registered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ OF_TEXT = (TypeError, AttributeError)
 
 
 def stage_problems(program: Program) -> Iterator[Problem]:
-    """Call the stages of a flow, its repeats and its evaluation on synthetic rows, and yield the problems.
+    """Call the stages of a flow on synthetic rows and yield the problems. This includes its repeats and its
+    evaluation.
 
     Each stage is called once for each set of columns that it reads.
     """
@@ -66,9 +67,9 @@ def _graphs(graph: Graph) -> Iterator[Graph]:
 
 
 def _columns(graph: Graph, node: Node, kinds: Mapping[str, Kind]) -> dict[str, Any]:
-    """Return synthetic values of the columns, as a stage reads them.
+    """Return synthetic values of the columns that a stage reads, in the form that the stage gets.
 
-    If each rank returns its own value of a scalar, the stage reads a tuple.
+    A scalar that an ``ALL`` stage gave is a tuple with one value per rank.
     """
     rng = torch.Generator().manual_seed(0)
     columns = {name: column(name, kind, rng) for name, kind in sorted(kinds.items())}
@@ -103,7 +104,7 @@ def _call_problems(
 
 
 class _Call(threading.Thread):
-    """A call in its own thread, which the checker abandons if it takes too long."""
+    """A call in a thread of its own. The checker does not wait for the thread if the call takes too long."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         super().__init__(name="stage on synthetic rows", daemon=True)
@@ -111,7 +112,7 @@ class _Call(threading.Thread):
         self.raised: BaseException | None = None
 
     def run(self) -> None:
-        """Make the call and store its result or exception."""
+        """Run the call and store its result or exception."""
         try:
             self.result = self.function()
         except BaseException as error:  # SystemExit and KeyboardInterrupt of the stage are findings too
@@ -136,10 +137,10 @@ def _result_problems(node: Node, stage: Stage, result: Any) -> Iterator[Problem]
 
 
 def _raised(node: Node, stage: Stage, error: BaseException, kinds: Mapping[str, Kind]) -> Problem:
-    """Return the problem of a stage that raised.
+    """Return the problem of a stage that raised ``error`` on synthetic rows.
 
-    The problem is a note if arbitrary values probably caused the exception: the stage raises it itself, or it
-    fails on a text.
+    The problem is only a note if arbitrary values probably caused the exception: if the stage itself raises
+    it, or if the stage fails on a text.
     """
     last = traceback.extract_tb(error.__traceback__)[-1]
     refuses = linecache.getline(last.filename, last.lineno or 0).strip().startswith(
@@ -188,7 +189,7 @@ def _wrong(node: Node, stage: Stage, message: str, finding: str, expected: str) 
 
 
 def _misfit(node: Node, stage: Stage, name: str, kind: Kind | None, value: Any) -> Iterator[Problem]:
-    """Yield the problem of a result whose level or dtype differs from the declaration."""
+    """Yield a problem if the level or dtype of a result differs from the declared ``kind``."""
     if kind is None:
         return
     if kind.level is Level.TEXT:

@@ -1,6 +1,7 @@
-"""Check what a flow must do if its rollouts are sampled with older weights.
+"""Check flows whose rows may be sampled with older weights.
 
-If staleness is at most K, rows of iteration i may be sampled with the weights after iteration i-1-K or later.
+If the staleness is at most K, rows of iteration i may be sampled with the weights after iteration i-1-K or
+later.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ UNDECIDED = "side effects that no seed reproduces (pure=False)"  # read by a sta
 def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
     """Yield the problems of a flow whose rows may be sampled with older weights.
 
-    The loss must correct for older weights, and nodes that run ahead must not read what training changes.
+    Each loss must correct for older weights. Nodes that run ahead of training must not read what training
+    changes.
     """
     if staleness < 0:
         yield Problem(
@@ -68,8 +70,8 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
 def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -> Iterator[Problem]:
     """Yield the problems of a `repeat` that runs ahead of training.
 
-    Training changes weights and state while the `repeat` runs. Only sampling may read weights, because it
-    gets its own copy. Nothing may read state.
+    Training changes weights and state while the `repeat` runs. In its body, only sampling may read trained
+    weights, because the generator has its own copy. Nothing may read state.
     """
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     for node in body.nodes:
@@ -99,9 +101,9 @@ def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -
 
 
 def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
-    """Yield the problems of nodes on the paths from the data to the sampling nodes.
+    """Yield a problem for each node before a sampling call that reads what training changes.
 
-    These nodes run ahead of training too, so they must not read what training changes.
+    These nodes run ahead of training, like the sampling call itself.
     """
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     ahead = ahead_of_training(graph)
@@ -137,7 +139,7 @@ def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
 
 
 def _computed_sampling(graph: Graph, changed: set[str], staleness: int) -> Iterator[Problem]:
-    """Yield the problems of sampling settings whose value is a state that iterations change."""
+    """Yield a problem for each sampling setting that is a state, if iterations change this state."""
     edges = (
         (node, item)
         for node in graph.nodes
@@ -167,7 +169,8 @@ def _of_state(body: Graph, column: Column, names: set[str]) -> bool:
 def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
     """Yield the losses of an update that do not correct for older weights.
 
-    A loss corrects if it reads a column that depends on `sampled_logprobs` of its own rows.
+    A loss corrects for older weights if it reads a column that depends on the `sampled_logprobs` of its own
+    rows.
     """
     loss = program.loss(update.name)
     from_sampling = depends_on_sampling(program.graph, update.axis)
@@ -186,9 +189,9 @@ def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
 def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
     """Return the columns that are computed from the `sampled_logprobs` of the rows of axis ``rows``.
 
-    If the rows were chosen from other rows, the `sampled_logprobs` of those rows count too. If rows were
-    joined, the column must depend on `sampled_logprobs` in every part. A column that depends only on the
-    sampled tokens does not count. Log-probs of unrelated rows, such as a baseline's, do not count either.
+    If these rows were chosen from other rows, the `sampled_logprobs` of the other rows count too. If the rows
+    were joined, a column must depend on the `sampled_logprobs` of every part. Columns that depend only on the
+    sampled tokens do not count, and neither do log-probs of unrelated rows, such as those of a baseline.
     """
     columns: set[Column] = set()
     own = sources(graph.axes, rows)
@@ -208,5 +211,5 @@ def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
 
 
 def _of_each(node: Node, name: str, columns: set[Column]) -> bool:
-    """Return True if ``columns`` has the column ``name`` of every part of a join."""
+    """Return True if ``columns`` contains the column ``name`` of every part that the node joins."""
     return all(item.column in columns for item in node.inputs if item.parameter.partition(".")[2] == name)

@@ -1,5 +1,6 @@
-"""Ancestry of rows, known before a run: which columns merge into which rows, and the maximum number of
-rows."""
+"""Relations between the rows of a graph, known before a run: which columns can be merged, and how many rows
+there may be.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ Axes = Sequence[RowAxis]
 
 
 class Merge(Enum):
-    """How the rows of one axis read a column of a second axis."""
+    """How the rows of one axis get values of a column of another axis."""
 
     NEVER = "they are unrelated, or several values belong to one row"
     WHOLE = "the rows were taken as they are, with their tokens"
@@ -33,7 +34,9 @@ def line(axes: Axes, axis: int) -> Iterator[int]:
 
 
 def chosen_from(axes: Axes, axis: int) -> Iterator[int]:
-    """Yield the axis, the axis that its rows were chosen from, and so on back."""
+    """Yield the axis, the axis from which its rows were chosen, the axis from which those were chosen, and so
+    on.
+    """
     for step in line(axes, axis):
         yield step
         if axes[step].step != "chosen":
@@ -41,9 +44,9 @@ def chosen_from(axes: Axes, axis: int) -> Iterator[int]:
 
 
 def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
-    """Return how rows of ``axis`` read a column of ``other``.
+    """Return how the rows of ``axis`` get values of a column of ``other``.
 
-    The column has one value per row, or one per group if ``by_group`` is True.
+    The column has one value per row, or one value per group if ``by_group`` is True.
     """
     if axis == other:
         return Merge.WHOLE
@@ -64,8 +67,12 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
 
 
 def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
-    """Return how many values over the first axis in ``steps`` belong to one row of the last axis's parent; 0
-    if unknown."""
+    """Return how many values belong to one row of the origin, if rows were made from the origin by ``steps``;
+    0 if unknown.
+
+    The axes in ``steps`` go back from the axis of the values to the axis that was made directly from the
+    origin. With ``by_group``, there is one value per group.
+    """
     sampled = [step for step in steps if axes[step].step == "sampled"]
     counted = sampled[1:] if by_group else sampled  # a group is the rows of the last sampling from one row
     if any(axes[step].step == "joined" or axes[step].step == "cut" for step in steps):
@@ -77,8 +84,9 @@ def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
 
 
 def sources(axes: Axes, axis: int) -> set[int]:
-    """Return the axes whose rows ``axis`` has unchanged: itself, and all axes that it was chosen or joined
-    from."""
+    """Return the axes whose rows ``axis`` contains unchanged: the axis itself, and the axes that it was
+    chosen or joined from.
+    """
     reached, step = {axis}, axes[axis]
     if step.step == "chosen" and step.parent is not None:
         reached |= sources(axes, step.parent)
@@ -90,9 +98,9 @@ def sources(axes: Axes, axis: int) -> set[int]:
 def expected_rows(
     graph: Graph, prompts: int, repeats: Literal["groups", "prompts"] = "groups"
 ) -> dict[int, int]:
-    """Return axis → the maximum number of its rows, for a number of prompts.
+    """Return axis → the maximum number of its rows in an iteration with ``prompts`` prompts.
 
-    A `repeat` is assumed to keep its number of ``groups`` (``repeats="groups"``), or one group per prompt
+    A `repeat` is assumed to keep its number of groups (``repeats="groups"``), or one group per prompt
     (``repeats="prompts"``).
     """
     makers = {node.makes: node for node in graph.nodes if node.makes is not None}
@@ -123,7 +131,10 @@ def _rows(graph: Graph, axis: RowAxis, maker: Node | None, counts: Mapping[int, 
 
 
 def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
-    """Return the maximum number of groups of an axis, or of its rows if it has no groups."""
+    """Return the maximum number of groups of an axis. If it has no groups, return the number of its rows.
+
+    ``rows``: axis → the maximum number of its rows.
+    """
     entry = graph.axes[axis]
     if entry.parts:
         return sum(expected_groups(graph, part, rows) for part in entry.parts)
@@ -134,9 +145,10 @@ def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
 
 
 def ahead_of_training(graph: Graph) -> set[int]:
-    """Return the ids of the nodes that run ahead of training: sampling nodes and what they depend on.
+    """Return the ids of the nodes that run ahead of training: sampling nodes and all nodes that they depend
+    on.
 
-    The nodes that give the data and the state are excluded.
+    The nodes that give the data and the state are not included.
     """
     ahead: set[int] = set()
     for node in reversed(graph.nodes):

@@ -13,7 +13,7 @@ from rlflow.compiler.graph.model import Graph, Node
 
 @dataclass(frozen=True)
 class Difference:
-    """A line of a diff."""
+    """One difference between two graphs, printed as a line."""
 
     sign: str  # "-": only in the first graph; "+": only in the second; "~": changed
     what: str
@@ -23,9 +23,10 @@ class Difference:
 
 
 def diff(first: Graph, second: Graph, settings: bool = True) -> list[Difference]:
-    """Return the differences in settings, nodes, edges, state and evaluation; an empty list for equal graphs.
+    """Return the differences in settings, nodes, edges, state and evaluation, from ``first`` to ``second``.
 
-    Nodes are matched by name. ``settings``: whether to compare settings too.
+    Nodes are matched by name. The list is empty if the graphs are equal. ``settings``: whether to compare
+    settings too.
     """
     return [
         *(_settings(first, second) if settings else ()),
@@ -36,17 +37,17 @@ def diff(first: Graph, second: Graph, settings: bool = True) -> list[Difference]
 
 
 def same_shape(first: Graph, second: Graph) -> bool:
-    """Return True if the graphs are isomorphic: the same operations and functions, connected in the same way.
+    """Return True if the graphs are equal except for the names of their nodes.
 
-    Names of nodes do not matter.
+    They then have the same operations and functions, connected in the same way.
     """
     return bool(nx.is_isomorphic(_labelled(first), _labelled(second), _alike, operator.eq))
 
 
 def _alike(one: Mapping[str, Node], other: Mapping[str, Node]) -> bool:
-    """Return True if two nodes have the same operation and function.
+    """Return True if nodes at the same place in two graphs have the same operation and function.
 
-    The bodies of two repeats are compared by their graphs, because their source text names roles.
+    The bodies of two repeats are compared as graphs, because their source text contains the names of roles.
     """
     a, b = one["node"], other["node"]
     if a.body is not None and b.body is not None:
@@ -55,8 +56,9 @@ def _alike(one: Mapping[str, Node], other: Mapping[str, Node]) -> bool:
 
 
 def _labelled(graph: Graph) -> nx.DiGraph:
-    """Return a networkx graph: each node is labelled with the graph's node, each edge with the parameters
-    that it feeds."""
+    """Convert a graph for networkx: each node has the graph's node as its label, each edge the parameters
+    that it feeds.
+    """
     order = nx.DiGraph()
     order.add_nodes_from((node.id, {"node": node}) for node in graph.nodes)
     order.add_edges_from(

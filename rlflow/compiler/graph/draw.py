@@ -1,6 +1,6 @@
-"""Draw graphs for people: text, Mermaid, DOT, and SVG for notebooks; and JSON for programs.
+"""Draw graphs as text, Mermaid, DOT and SVG, and write them as JSON.
 
-The SVG needs no network, script or other program. All text in a picture is escaped.
+The SVG needs no network, script or other program. All text in a drawing is escaped.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ Notes = Mapping[int, str]  # node → a second line of its box
 
 
 def text(graph: Graph) -> str:
-    """Return one line per node: its name, the columns that it reads and the nodes that give them, and its own
-    columns."""
+    """Return the graph as text: for each node a line with its name, the columns that it reads and the columns
+    that it gives.
+    """
     lines = [
         printable(
             f"flow {graph.name}" + (f"({', '.join(f'{k}={v}' for k, v in graph.hp)})" if graph.hp else ""),
@@ -84,10 +85,11 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
 
 
 def joint_losses(node: Node) -> str:
-    """Return the objective of an update with several losses as text; an empty text for any other node.
+    """Return the objective of an update with several losses as text. Returns an empty text for any other
+    node.
 
-    For example ``policy (tokens) + 0.1 likelihood (tokens, where right)``: each loss with its factor, its
-    average and the column that selects its rows.
+    The text has each loss with its factor, its average, and the column that selects its rows: ``policy
+    (tokens) + 0.1 likelihood (tokens, where right)``.
     """
     settings = node.settings
     if not isinstance(settings, UpdateOptions) or not settings.losses:
@@ -101,7 +103,7 @@ def joint_losses(node: Node) -> str:
 
 
 def label(node: Node) -> str:
-    """Return the text of a node's box: its name, and the objective of an update with several losses."""
+    """Return a node's text in a drawing: its name, and the objective of an update with several losses."""
     return f"{node.name}: {joint}" if (joint := joint_losses(node)) else node.name
 
 
@@ -113,13 +115,13 @@ def _reads(graph: Graph, node: Node) -> Iterator[str]:
 
 
 def _reduced(graph: Graph) -> Iterator[tuple[Node, Node, str]]:
-    """Yield each edge that is not implied by other edges, as (from, to, what the edge carries)."""
+    """Yield (from, to, what the edge carries) for each edge that other edges do not imply."""
     for before, after in sorted(nx.transitive_reduction(graph.order).edges):
         yield graph.nodes[before], graph.nodes[after], graph.carried(before, after)
 
 
 def mermaid(graph: Graph) -> str:
-    """Draw a graph as a Mermaid flowchart for Markdown pages. Edges that other edges imply are omitted."""
+    """Draw a graph as a Mermaid flowchart, for Markdown pages. Edges that other edges imply are omitted."""
     lines = ["flowchart TD", *_mermaid_lines(graph, "  n")]
     if graph.evaluation:
         title = _quoted(f"evaluation {graph.evaluation.name}")
@@ -128,10 +130,7 @@ def mermaid(graph: Graph) -> str:
 
 
 def _mermaid_lines(graph: Graph, start: str) -> Iterator[str]:
-    """Yield a line for each node and edge.
-
-    ``start``: the beginning of each line, before the node's number.
-    """
+    """Yield a Mermaid line for each node and edge. ``start``: the text before the node's number in each line."""
     for node in graph.nodes:
         opening, closing = SHAPES.get(node.op, ("[", "]"))
         yield f'{start}{node.id}{opening}"{_quoted(label(node))}"{closing}'
@@ -157,10 +156,7 @@ def dot(graph: Graph) -> str:
 
 
 def _dot_lines(graph: Graph, start: str) -> Iterator[str]:
-    """Yield a line for each node and edge.
-
-    ``start``: the beginning of each line, before the node's number.
-    """
+    """Yield a DOT line for each node and edge. ``start``: the text before the node's number in each line."""
     yield from (f"{start}{node.id} [label={_dotted(label(node))}];" for node in graph.nodes)
     yield from (
         f"{start}{a.id} -> {start.strip()}{b.id} [label={_dotted(carried)}];"
@@ -173,7 +169,7 @@ def _dotted(label: str) -> str:
 
 
 def as_json(graph: Graph) -> str:
-    """Return the graph as JSON. Numbers that JSON cannot hold are text: "inf", "nan"."""
+    """Return the graph as JSON. Numbers without a JSON form are written as text: "inf", "nan"."""
     fields = graph.as_fields()
     if fields["evaluation"] is None:
         del fields["evaluation"]
@@ -190,7 +186,7 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Box:
-    """The box of a node, in pixels."""
+    """The position and size of a node's box, in pixels."""
 
     x: float  # of its centre
     y: float  # of its upper edge
@@ -199,7 +195,10 @@ class Box:
 
 
 def html(graph: Graph, notes: Notes = MappingProxyType({}), more: Sequence[str] = ()) -> str:
-    """Return HTML with a graph, below it the graphs of its repeats, and the text lines ``more``."""
+    """Return HTML with the drawing of a graph, then the drawings of its repeats, then the lines ``more``.
+
+    ``notes``: node → a second line of text in its box.
+    """
     parts = [_titled(f"flow {graph.name}", svg(graph, notes))]
     parts += [_titled(f"repeated by {node.name}", svg(node.body)) for node in graph.nodes if node.body]
     if more:
@@ -212,10 +211,11 @@ def _titled(title: str, picture: str) -> str:
 
 
 def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
-    """Return a drawing of a graph from top to bottom: a box for each node, an arrow for each reason to wait.
+    """Return a drawing of a graph as SVG, from top to bottom: a box for each node, an arrow for each reason
+    to wait.
 
-    Arrows that other arrows imply are omitted. The tooltip of an arrow shows what it carries; the tooltip of
-    a node shows the place of its call.
+    Arrows that other arrows imply are omitted. The tooltip of an arrow shows what it carries. The tooltip of
+    a node shows the place of its call. ``notes``: node → a second line of text in its box.
     """
     notes = {node.id: joint for node in graph.nodes if (joint := joint_losses(node))} | dict(notes)
     layers = [list(layer) for layer in nx.topological_generations(graph.order)]
@@ -233,10 +233,10 @@ def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
 
 
 def routed(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
-    """Return edge → the nodes that its arrow passes.
+    """Return the route of each arrow: edge → the nodes and places that the arrow passes, from start to end.
 
-    In each layer between the two ends of an arrow, the arrow gets its own place, with a number below 0, so
-    that it crosses no box.
+    In each layer between its ends, an arrow gets a place with a negative number, so that it crosses no box.
+    These places are added to ``layers``.
     """
     level = {i: number for number, layer in enumerate(layers) for i in layer}
     routes, added = {}, 0
@@ -253,9 +253,10 @@ def routed(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> dict[tu
 def placed(
     graph: Graph, layers: list[list[int]], routes: Sequence[Sequence[int]], notes: Notes
 ) -> dict[int, Box]:
-    """Return node → its box; sorts each of ``layers`` from left to right.
+    """Return the box of each node and of each place of an arrow. Sorts each of ``layers`` from left to right.
 
-    A node is in the layer after the last node that it waits for, next to nodes that may run at the same time.
+    ``routes``: the nodes and places that each arrow passes. ``notes``: node → a second line of text in its
+    box.
     """
     _sort(layers, [edge for route in routes for edge in pairwise(route)])
     texts = {node.id: _texts(node, notes.get(node.id, "")) for node in graph.nodes}
@@ -276,9 +277,8 @@ def placed(
 
 
 def _sort(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> None:
-    """Sort each layer by the mean places of its neighbours, so that few arrows cross.
-
-    This is the barycenter method of Sugiyama.
+    """Sort each layer by the mean positions of its neighbours, so that few arrows cross (Sugiyama's
+    barycenter method).
     """
     neighbours: dict[int, list[int]] = {}
     for a, b in edges:
@@ -315,7 +315,9 @@ def _box(node: Node, box: Box, note: str) -> str:
 
 
 def _arrow(boxes: Sequence[Box], label: str) -> str:
-    """Return an arrow from the first box to the last, straight through the places between them."""
+    """Return an SVG arrow from the first box to the last, through the boxes between them. ``label``: its
+    tooltip.
+    """
     path = f"M{boxes[0].x:.1f},{boxes[0].y + boxes[0].height:.1f}"
     for before, after in pairwise(boxes):
         start, end = before.y + before.height, after.y

@@ -1,9 +1,9 @@
-"""The graph of one iteration, as frozen data, and the orders that follow from it.
+"""The graph of one iteration, as frozen data, and the orders of its nodes.
 
-Edges are columns: an input names the node that gives it. Weights are versioned state: a node that reads a
-model runs after the writes before it in the program and before the writes after it; two writes keep program
-order. Stages with side effects keep program order too. These orders are edges too; this module derives them,
-and they are not stored. Graph algorithms come from networkx.
+An edge is a column: an input refers to the node that gives the column. Three more reasons order nodes, which
+are derived and not stored. A node that reads a model's weights runs after the writes before it in the
+program, and before the writes after it. Two writes of the same weights keep program order. So do stages with
+side effects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Own = TypeVar("Own", bound=NodeOptions)
 
 
 class Op(StrEnum):
-    """Kinds of nodes. DATA and STATE give columns; nodes of the other kinds run a call."""
+    """The kinds of nodes. DATA and STATE nodes give columns; all other nodes run a call."""
 
     DATA = "data"
     STATE = "state"
@@ -43,7 +43,7 @@ class Op(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """A reference to one output of one node."""
+    """A reference to a column: the node that gives it, and its name."""
 
     node: int
     name: str
@@ -54,9 +54,9 @@ SETTING = "setting."  # prefix of input parameters that are settings of the call
 
 @dataclass(frozen=True)
 class Input:
-    """The column that a parameter reads.
+    """An input of a node: a parameter, and the column that it reads.
 
-    For a setting that is a scalar column, the parameter is SETTING followed by the setting's name.
+    If a setting is a scalar column, the parameter is SETTING followed by the setting's name.
     """
 
     parameter: str
@@ -74,7 +74,7 @@ class Output:
 
 @dataclass(frozen=True)
 class RowAxis:
-    """Rows of the graph, and how they were made from other rows."""
+    """The rows of one axis in a graph, and how they were made from other rows."""
 
     parent: int | None = None  # the axis that the rows were made from
     # rows sampled from each row, or rows kept of each chosen group; 0: unknown before a run
@@ -88,7 +88,7 @@ class RowAxis:
 
 @dataclass(frozen=True)
 class Node:
-    """One call of a flow."""
+    """One call of a flow, as a node of the graph."""
 
     id: int
     op: Op
@@ -111,12 +111,12 @@ class Node:
 
     @property
     def rows_axis(self) -> int:
-        """The axis of the outputs."""
+        """The row axis of the node's outputs."""
         return self.axis if self.makes is None else self.makes
 
     @property
     def writes(self) -> frozenset[str]:
-        """Roles whose weights this node may change."""
+        """The roles whose weights this node may change."""
         own = (
             {self.role}
             if self.role and (self.op is Op.UPDATE or (self.op is Op.STAGE and not self.pure))
@@ -128,7 +128,7 @@ class Node:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Roles whose weights this node reads."""
+        """The roles whose weights this node reads."""
         own = {self.role} if self.role else set()
         return frozenset(
             own | {role for node in (self.body.nodes if self.body else ()) for role in node.reads}
@@ -136,9 +136,9 @@ class Node:
 
     @property
     def impure_stage(self) -> Node | None:
-        """The first stage with side effects that this node runs: the node itself or a stage in its body.
+        """The first stage with side effects that this node runs; None if there is none.
 
-        None if there is no such stage.
+        The stage is the node itself, or a node in its body.
         """
         if self.op is Op.STAGE and not self.pure:
             return self
@@ -147,12 +147,12 @@ class Node:
         )
 
     def options(self, kind: type[Own]) -> Own:
-        """Return the settings with the type ``kind``; the settings must be an instance of it."""
+        """Return the node's settings, which must be an instance of ``kind``."""
         assert isinstance(self.settings, kind)
         return self.settings
 
     def output(self, name: str) -> Output:
-        """Return the output of this name. Raises StopIteration if the node does not have it."""
+        """Return the output with this name. Raises StopIteration if the node does not have it."""
         return next(output for output in self.outputs if output.name == name)
 
 
@@ -173,9 +173,9 @@ class RoleUse:
 
 @dataclass(frozen=True)
 class StateSlot:
-    """A scalar that keeps its value from one iteration to the next.
+    """A scalar of a flow that keeps its value from one iteration to the next.
 
-    It has an initial value, and a column that holds its value at the end of an iteration.
+    It has an initial value, and a column with its value at the end of an iteration.
     """
 
     name: str
@@ -185,7 +185,7 @@ class StateSlot:
 
 @dataclass(frozen=True)
 class Graph:
-    """One iteration of an algorithm at given settings."""
+    """The graph of one iteration of an algorithm, with given settings."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -204,13 +204,13 @@ class Graph:
         return text(self)
 
     def _repr_html_(self) -> str:
-        """Return a picture for notebooks."""
+        """Return a drawing for notebooks."""
         from rlflow.compiler.graph.draw import html
 
         return html(self)
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the graph as plain values, with settings as they are shown."""
+        """Return the graph as plain values. Settings have the form in which they are shown."""
         fields = asdict(self)
         for node, own in zip(self.nodes, fields["nodes"], strict=True):
             own |= {"settings": node.settings.shown, "body": node.body and node.body.as_fields()}
@@ -218,25 +218,25 @@ class Graph:
 
     @cached_property
     def by_name(self) -> dict[str, Node]:
-        """The nodes by their names."""
+        """Name → node."""
         return {node.name: node for node in self.nodes}
 
     @cached_property
     def changed_roles(self) -> tuple[str, ...]:
-        """Roles whose weights an iteration may change.
+        """The roles whose weights an iteration may change.
 
-        An update trains them, or a stage with side effects gets their trainer.
+        An update trains such a role, or a stage with side effects gets its trainer.
         """
         written = {role for node in self.nodes for role in node.writes}
         return tuple(use.name for use in self.roles if use.name in written)
 
     @cached_property
     def order(self) -> nx.DiGraph:
-        """The order of the nodes: a graph of node ids with an edge for each reason to wait.
+        """The order of the nodes, as a directed graph of node ids with an edge for each reason to wait.
 
-        Reasons: ``columns`` that a node reads, ``weights`` of a role, and ``effects``, because stages with
-        side effects keep program order. A node waits for the nodes that make its rows, even if it reads none
-        of their columns.
+        The reasons are ``columns`` that a node reads, ``weights`` of a role, and ``effects``, which keep
+        stages with side effects in program order. A node also waits for the nodes that make its rows, even if
+        it reads none of their columns.
         """
         graph = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
@@ -267,24 +267,25 @@ class Graph:
     def works_on(self, node: Node) -> tuple[int, ...]:
         """Return the axes whose rows a node needs.
 
-        A join needs the axes of all its parts, and a state needs none. Any other node needs the axis of its
-        inputs.
+        A `concat` needs the axes of all its parts, and a STATE node needs none. Any other node needs the axis
+        of its inputs.
         """
         if node.op is Op.STATE:
             return ()
         return self.axes[node.rows_axis].parts if node.op is Op.CONCAT else (node.axis,)
 
     def carried(self, before: int, after: int) -> str:
-        """Describe what the edge from node ``before`` to node ``after`` carries.
+        """Describe the edge from node ``before`` to node ``after``.
 
-        The text names the columns; without columns the roles whose weights matter; otherwise side effects.
+        The text names the columns that ``after`` reads. If it reads none, the text names the roles whose
+        weights are the reason to wait, or says that side effects are the reason.
         """
         reasons = self.order.edges[before, after]
         weights = f"weights of {', '.join(reasons['weights'])}" if reasons["weights"] else ""
         return ", ".join(reasons["columns"]) or weights or ", ".join(reasons["effects"])
 
     def readers(self) -> dict[Column, list[int]]:
-        """Return the ids of the nodes that read each column; columns without a reader are absent."""
+        """Column → the ids of the nodes that read it. Columns that no node reads are absent."""
         readers: dict[Column, list[int]] = {}
         for node in self.nodes:
             for item in node.inputs:
@@ -292,7 +293,7 @@ class Graph:
         return readers
 
     def before(self, name: str) -> set[str]:
-        """Return the names of all nodes that run before the named node."""
+        """Return the names of all nodes that run before the node ``name``."""
         return {self.nodes[i].name for i in nx.ancestors(self.order, self.by_name[name].id)}
 
 
@@ -305,7 +306,7 @@ def _edge(graph: nx.DiGraph, before: int, after: int, why: str, name: str) -> No
 
 
 def weight_order(nodes: tuple[Node, ...]) -> Iterator[tuple[int, int, str]]:
-    """Yield (before, after, role) for each pair of nodes that must keep an order because of a role's weights."""
+    """Yield (before, after, role) for each pair of nodes whose order matters for the weights of the role."""
     last_write: dict[str, int] = {}
     read_since: dict[str, list[int]] = {}
     for node in nodes:

@@ -1,11 +1,9 @@
 """The passes that turn a program into a plan.
 
-Each pass takes a plan, and returns a changed plan with a note on the changes.
-
-A pass is in the module of its name. The passes decide which columns are kept, the executor queue of each
-node, chunks, order, the forwards that an update reuses, and when each model part is in memory. The plan's
-type is in `rlflow.compiler.plan`. `rlflow.compiler.placement` places roles on pools. `rlflow.execution` runs
-plans.
+Each pass takes a plan and returns a changed plan, with a note on the changes. The passes decide which columns
+are kept, the executor queue of each node, chunks, order, the forward passes that an update reuses, and when
+each model part is in memory. Each pass has a module of its name. The type of a plan is in
+`rlflow.compiler.plan`, and `rlflow.compiler.placement` places roles on pools.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, queues, stream, rank, reuse
 
 
 def plan(program: Program, placement: Placement | None = None, streaming: Streaming = NOT_STREAMED) -> Plan:
-    """Return the plan of the program's graph, of the bodies of its repeats, and of the flow's own evaluation.
+    """Return the plan of a program, including the plans of its repeats and of the flow's own evaluation.
 
-    The plan is for the pools of ``placement``, or for one process if it is None.
+    The plan is for the pools of ``placement``; None plans for one process.
     """
     evaluation = program.graph.evaluation
     planned = _planned(program, program.graph, placement, streaming, is_body=False)

@@ -1,6 +1,7 @@
-"""Keep the columns that a later node or the run's records read, and drop nodes that nothing needs.
+"""The pass ``prune``: keep only columns that are read, and drop nodes that nothing needs. Also the pass
+``reuse``.
 
-The pass ``reuse`` is here too: it finds forwards whose autograd graph the next update of the role can use.
+``reuse`` finds forward passes whose autograd graph the next update of the role can use.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 
 
 def prune(plan: Plan) -> Plan:
-    """Drop columns that nothing reads, and forwards of models whose results nothing reads.
+    """Drop columns that nothing reads, and forward passes whose results nothing reads.
 
-    Samples, state and metrics count as readers. Stages are never dropped, because a stage may return metrics,
-    which is unknown before the stage runs.
+    Samples, state and metrics of the run also count as readers. Stages are never dropped, because a stage may
+    return metrics, which is unknown before it runs.
     """
     graph = plan.graph
     results = {item.column for item in graph.results} if plan.keep_until_end else set()
@@ -59,15 +60,16 @@ def prune(plan: Plan) -> Plan:
 
 
 def _joins(node: Node, item: Input, needed: set[Column]) -> bool:
-    """Return True if something reads the joined column that the input is a part of."""
+    """Return True if the joined column that contains this input is needed."""
     return Column(node.id, item.parameter.partition(".")[2]) in needed
 
 
 def reuse(plan: Plan) -> Plan:
-    """Let the first update of a role reuse the autograd graph of the role's last forward over the same rows.
+    """Let the first update of a role reuse the autograd graph of the role's last forward pass over the same
+    rows.
 
-    This does not apply if an update comes between the forward and this update, because memory would then hold
-    both graphs.
+    If another update comes between them, nothing is reused, because memory would then hold both autograd
+    graphs.
     """
     nodes = [plan.graph.nodes[i] for i in plan.live]
     first = next((node for node in nodes if node.writes), None)

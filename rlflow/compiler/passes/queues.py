@@ -1,4 +1,6 @@
-"""The executor queue of each node: in one process by the node's kind, on pools by pool and kind."""
+"""The pass ``queues``: the executor queue of each node. It depends on the kind of node, and with pools also
+on the pool.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ POOL_ROOM = {"": 1, ".cpu": 2, ".io": 4}  # the same for the queues of a pool: m
 
 
 def queues(plan: Plan) -> Plan:
-    """Assign each node to a queue.
+    """Assign each node to an executor queue.
 
-    Model nodes run one at a time on a pool. Stages, rewards and transfers run at the same time as model
+    On each pool, model nodes run one at a time. Stages, rewards and transfers run at the same time as model
     nodes.
     """
     home = homes(plan.graph, plan.placement) if plan.placement else {}
@@ -56,7 +58,7 @@ def queue_words(queue: str) -> str:
 
 
 def room_of(placement: Placement | None) -> dict[str, int]:
-    """Return queue → how many nodes it runs at once."""
+    """Return queue → how many nodes it may run at once. Queues without a limit are absent."""
     if placement is None:
         return dict(ROOM)
     return {f"{name}{kind}": places for name in placement.pools for kind, places in POOL_ROOM.items()}

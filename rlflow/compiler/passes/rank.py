@@ -1,4 +1,4 @@
-"""The priority of each node: the longest path that remains after it."""
+"""The pass ``rank``: the priority of each node, which is the length of the longest path after it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ COST = {
 def rank(
     plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[str, int] | None = None
 ) -> Plan:
-    """Set the priority of each unit: the longer the remaining work after a unit, the earlier it starts.
+    """Set the priority of each unit to the work that remains after it, so that units with much remaining work
+    start early.
 
-    ``seconds``: live node → duration; by default the typical relative cost of the node's kind.
+    ``seconds``: live node → duration; by default, a typical relative cost. ``room``: queue → how many nodes
+    it runs at once.
     """
     durations = plan.shared(seconds or {i: COST.get(plan.graph.nodes[i].op, 0.0) for i in plan.live})
     after = remaining(plan, durations, room or room_of(plan.placement))
@@ -41,11 +43,11 @@ def rank(
 
 
 def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int]) -> dict[int, float]:
-    """Return the minimum seconds from the end of each live node or piece to the end of the iteration.
+    """Return for each live node or piece the minimum seconds from its end to the end of the iteration.
 
     This is the longest path through the units that wait for it; units that share a queue run one after
-    another. A node's own seconds do not count: of two units that are ready for one queue, the unit with more
-    work after it must go first, however long it takes itself (Jackson 1955).
+    another. The node's own seconds do not count: of two units that are ready for one queue, the unit with
+    more work after it must run first, however long it takes itself (Jackson 1955).
     """
     after: dict[int, float] = {}
     for i in reversed(list(graphlib.TopologicalSorter(plan.waits_for).static_order())):
@@ -59,10 +61,10 @@ def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int])
 
 
 def _in_turn(nodes: list[tuple[float, float]], room: float) -> float:
-    """Return the minimum time until the nodes of one queue, and everything after them, are done.
+    """Return the minimum seconds until the nodes of one queue, and all work after them, are done.
 
-    ``nodes``: (the seconds that remain after the node, the node's own seconds). ``room``: how many nodes the
-    queue runs at once.
+    ``nodes``: (seconds of work after the node, seconds of the node). ``room``: how many nodes the queue runs
+    at once.
     """
     longest = busy = 0.0
     for after, own in sorted(nodes, reverse=True):

@@ -1,8 +1,8 @@
 """The pass ``residency``: if a pool's memory is too small, plan when model parts are offloaded and loaded.
 
-The pass works on the unrolled iteration, which includes chunks and the bodies of repeats. The order is the
-order in which the scheduler starts nodes in virtual time. If any part moves, the pass fixes this order for
-all units with models, so a run makes exactly the planned moves.
+The pass lists all steps of an iteration, including chunks and the bodies of repeats, in the order in which
+the scheduler starts them in a simulation. If any part moves, the pass fixes this order for all units with
+models, so that a run makes exactly the planned moves.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ Step = tuple[str, Iterable[ModelPart]]  # name of the step, and the parts that i
 
 @dataclass(frozen=True)
 class Holding:
-    """A part that each rank of a pool holds, with its bytes (None: unknown).
+    """A model part on each rank of a pool, with its bytes (None: unknown).
 
-    ``how``: the part ``moves`` (can be offloaded), ``passes`` (exists only while it is used), or ``stays``.
+    ``how``: the part ``moves`` (it can be offloaded), ``passes`` (it exists only while it is used), or
+    ``stays``.
     """
 
     pool: str
@@ -53,7 +54,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The limit on a rank's memory, and the parts and roles that count toward it."""
+    """The limit on the memory of a rank, and the model parts and roles that count toward it."""
 
     limit: int  # bytes that a rank may hold
     holdings: tuple[Holding, ...]
@@ -63,10 +64,10 @@ class MemoryLimit:
 
 
 def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
-    """Plan the fewest moves that keep every pool within the limit.
+    """Return the plan with the fewest moves of model parts that keep every pool within the memory limit.
 
     ``where``: the plan's placement, or a placement of everything in one process. Raises PlanError that names
-    all parts that cannot fit or have unknown sizes.
+    all parts that cannot fit or whose size is unknown.
     """
     schedules = [_schedule(plan, pool, memory) for pool in where.pools]
     PlanError.refuse(
@@ -119,7 +120,9 @@ def _unknown(memory: MemoryLimit) -> Iterator[Problem]:
 
 
 def _schedule(plan: Plan, pool: str, memory: MemoryLimit) -> MemorySchedule:
-    """Return the steps of an iteration on a pool, in order; the choice of parts in memory is still open."""
+    """Return the memory schedule of a pool without moves: the steps of an iteration in order, and the sizes
+    of model parts.
+    """
     own = {holding.part: holding for holding in memory.holdings if holding.pool == pool}
     sizes, passing, fixed = (
         {part: holding.bytes or 0 for part, holding in own.items() if holding.how == how}
@@ -150,9 +153,9 @@ def _joined(moments: Iterable[MemoryStep]) -> Iterator[MemoryStep]:
 
 
 def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
-    """Yield the memory steps of one iteration.
+    """Yield the memory steps of one iteration, in order.
 
-    If the previous iteration changed a role, its weights are transferred before it samples.
+    If an iteration changes a role's weights, the next iteration transfers them before the role samples.
     """
     stale = set(plan.graph.changed_roles)
     yield from ((f"the in-memory checkpoint of {role}", copying(role)) for role in memory.committed)
@@ -166,9 +169,8 @@ def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 
 
 def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
-    """Yield the memory steps of one node.
-
-    ``stale``: roles whose weights changed since their last transfer.
+    """Yield the memory steps of one node. ``stale``: roles whose weights changed since they were last
+    transferred.
     """
     role = node.role
     if role is None:
@@ -186,7 +188,7 @@ def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
 
 
 def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
-    """Yield the steps between iterations that need models: checkpoints and evaluations."""
+    """Yield the memory steps of checkpoints and evaluations, which sometimes run between iterations."""
     for role in plan.graph.changed_roles:
         yield f"saving {role}", copying(role)
     if memory.evaluated is not None:
@@ -199,9 +201,9 @@ def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 
 
 def in_order(plan: Plan) -> Iterator[Node]:
-    """Yield nodes by their start in virtual time.
+    """Yield the nodes in the order in which they start in a simulation.
 
-    A node in pieces comes once per piece; the nodes in the body of a `repeat` come once.
+    A node that is cut into pieces comes once per piece. The nodes in the body of a `repeat` come once.
     """
     for unit in _started(plan):
         if unit in plan.bodies:
@@ -218,7 +220,9 @@ def _started(plan: Plan) -> tuple[int, ...]:
 
 
 def _with_fixed_order(plan: Plan, queues: set[str]) -> Plan:
-    """Fix the planned order of all units with a model in these queues, including trained reward models."""
+    """Return the plan with a fixed order of all units in ``queues`` that use a model, including trained
+    reward models.
+    """
     if not queues:
         return plan
     trained = {use.name for use in plan.graph.roles if use.trained}

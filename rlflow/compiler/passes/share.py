@@ -1,4 +1,4 @@
-"""The pass ``share``: mark forwards and updates that compute a prompt once for all rows of the prompt."""
+"""The pass ``share``: mark the forward passes and updates that compute the prompt of several rows only once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 
 
 def share(plan: Plan, packing: Collection[str]) -> Plan:
-    """Mark the forwards and updates that compute a prompt once for several rows.
+    """Mark the forward passes and updates that compute the prompt of several rows only once.
 
-    With n rows of a prompt, n - 1 computations of the prompt are saved. ``packing``: the roles whose trainers
-    support this and for which it is enabled. A trainer finds common prompts by comparing the rows; the plan
-    only shows where to expect them.
+    If n rows share a prompt, n - 1 computations of the prompt are saved. ``packing``: roles whose trainer
+    does this. A trainer finds common prompts itself, by comparing rows; the marks only show where to expect
+    them.
     """
     each = _rows_of_a_prompt(plan.graph)
     candidates = {

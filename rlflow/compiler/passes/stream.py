@@ -1,5 +1,4 @@
-"""The pass ``stream``: score sampled rows in chunks if the results are bit-equal to scoring all rows at
-once."""
+"""The pass ``stream``: score sampled rows in chunks while other rows are still being sampled."""
 
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Piece, Plan
 
 
 def stream(plan: Plan) -> Plan:
-    """Cut scoring nodes into pieces that start before all rows are sampled.
+    """Cut reward calls and forward passes into pieces, which start before all rows are sampled.
 
-    A reward or forward is cut if a row's result does not depend on other rows in the call, and if scoring and
-    sampling do not alternate on one pool. The sampling node then gives its rows in chunks.
+    A node is cut if a row's result is equal bit for bit whatever the other rows of the call are, and if the
+    node does not alternate with sampling on one pool. The sampling node then gives its rows in chunks.
     """
     ids = itertools.count(len(plan.graph.nodes))
     chunks: dict[int, tuple[int, ...]] = {}
@@ -45,14 +44,14 @@ def stream(plan: Plan) -> Plan:
 
 
 def _scores(plan: Plan, source: Node) -> Iterator[Node]:
-    """Yield nodes that could score rows of a sampling node while it still samples."""
+    """Yield the reward calls and forward passes that read the rows of the sampling node ``source``."""
     for node in (plan.graph.nodes[i] for i in plan.live):
         if node.axis == source.makes and node.op in (Op.REWARD, *FORWARDS):
             yield node
 
 
 def _why_unsplit(plan: Plan, source: Node, node: Node) -> str:
-    """Return why a node must score all rows at once; an empty text if it can score chunks."""
+    """Return why ``node`` must get all rows of ``source`` at once; an empty text if it can get chunks."""
     streaming, role = plan.streaming, node.role or ""
     models = any(use.name == role and (use.trained or not use.rewards) for use in plan.graph.roles)
     if streaming.chunks < 2:
@@ -72,7 +71,9 @@ def _why_unsplit(plan: Plan, source: Node, node: Node) -> str:
 
 
 def _dependents(plan: Plan, source: Node) -> set[int]:
-    """Return the nodes that wait for the sampling node."""
+    """Return the ids of the nodes that wait for the sampling node ``source``, directly or through other
+    nodes.
+    """
     nodes: set[int] = set()
     for i in plan.live:
         if plan.waits_for[i] & (nodes | {source.id}):
@@ -81,8 +82,11 @@ def _dependents(plan: Plan, source: Node) -> set[int]:
 
 
 def _streamed(plan: Plan, source: Node, cut: list[int], left: Mapping[int, str]) -> str:
-    """Return one line: the nodes that score rows of ``source`` in chunks, and for each other node why it does
-    not."""
+    """Return a line for the plan's notes: the nodes that get the rows of ``source`` in chunks, and why other
+    nodes do not.
+
+    ``cut``: ids of the first. ``left``: ids of the others → why.
+    """
     names = ", ".join(plan.graph.nodes[i].name for i in cut)
     first = (
         f"{source.name} gives {plan.streaming.chunks} chunks to {names}"

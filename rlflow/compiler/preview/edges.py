@@ -1,5 +1,6 @@
-"""The data flow: columns from node to node, weights from trainers to generators, and bytes that move between
-ranks."""
+"""The data flow of a plan: columns from node to node, weights from trainers to generators, and bytes that
+move between ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from rlflow.training.weight_sync.transfer_plan import TransferPlan as Transfer
 
 @dataclass(frozen=True)
 class Edge:
-    """Columns of one node that another node reads."""
+    """The columns that one node reads from another node."""
 
     source: str  # name of the node that gives them
     target: str  # name of the node that reads them
@@ -36,7 +37,9 @@ class Edge:
 
 @dataclass(frozen=True)
 class WeightEdge:
-    """A transfer of a role's weights to its generator, after its last update and before it samples again."""
+    """The transfer of a role's weights to its generator, between the role's last update and its next
+    sampling.
+    """
 
     role: str  # owner of the weights
     after: str  # name of the update
@@ -52,9 +55,10 @@ class WeightEdge:
 
 
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
-    """Yield the edges of columns in program order; edges inside a `repeat` come after its own edges.
+    """Yield the edges of columns in program order. The edges in the body of a `repeat` follow the edges of
+    the `repeat`.
 
-    layouts: None for one process, where nothing moves.
+    layouts: None for a run in one process, where nothing moves.
     """
     brought: dict[Column, list[RowLayout | None]] = {}
     for i in plan.live:
@@ -85,11 +89,11 @@ def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
 def _source_layout(
     column: Column, node: Node, layouts: Layouts | None, brought: Mapping[Column, Sequence[RowLayout | None]]
 ) -> RowLayout | None:
-    """Return the layout that a node reads a column from.
+    """Return the layout from which a node reads a column; None if it is unknown.
 
-    This is the layout in which the column was made, or the layout in which an earlier node brought it to the
-    node's pool. An update can read any layout on its pool. Any other node needs a layout with the node's own
-    split.
+    This is the layout in which the column was made, or a layout in which an earlier node brought it to this
+    pool. An update can read any layout on its pool. Any other node can use a brought layout only if it has
+    the split that the node needs.
     """
     if layouts is None or column not in layouts.columns or node.id not in layouts.needed:
         return None
@@ -103,8 +107,9 @@ def _source_layout(
 def _edge(
     plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: list[Input], of: RowLayout | None
 ) -> Edge:
-    """Return one edge for columns that ``node`` reads from the same node; ``of`` is the layout of these
-    columns."""
+    """Return the edge for the columns ``items``, which ``node`` reads from one other node. ``of``: the layout
+    of these columns.
+    """
     source, names = plan.graph.nodes[items[0].column.node].name, tuple(item.column.name for item in items)
     size = sum(sizes.read(node, item) for item in items)
     if layouts is None or plan.placement is None or of is None:
@@ -119,10 +124,10 @@ def _edge(
 
 
 def copies(source: RowLayout, needed: RowLayout, ranks: Mapping[str, int], epochs: int) -> float:
-    """Return the expected number of times that a row is sent to a rank that does not hold it.
+    """Return how many times a row is expected to be sent to a rank that does not hold it.
 
-    Different splits are assumed to be independent. An update first brings its rows to its own pool once, to
-    drop rows with non-finite values. Then it draws the rank of each row anew in each epoch.
+    Different splits count as independent. For an update, each row is sent to the update's pool once, where
+    rows with non-finite values are dropped. Then each epoch draws the rank of each row anew.
     """
     count, elsewhere = ranks[needed.pool], source.pool != needed.pool
     if not elsewhere and alike(source, needed):
@@ -141,11 +146,9 @@ def weights(
 ) -> Iterator[WeightEdge]:
     """Yield the weight transfer of each role whose trainer and generator have different layouts.
 
-    The layouts differ if the two sides are on two pools, or are divided differently over the ranks of one
-    pool.
-
-    ways: the transport within a pool and the transport between pools; ``gather`` means without a transfer
-    plan.
+    Layouts differ if the trainer and the generator are on different pools, or are divided differently over
+    one pool. ways: the transport within a pool, and the transport between pools; ``gather`` is a transfer
+    without a plan.
     """
     for role, source in placement.trainers.items():
         target = placement.generators.get(role)

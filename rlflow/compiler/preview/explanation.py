@@ -1,4 +1,4 @@
-"""All numbers of a plan as one value, for `rlflow plan`."""
+"""All numbers of a plan, for `rlflow plan`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PROCESS = "this process"  # name of the only pool of a run without pools
 
 @dataclass(frozen=True)
 class Commits:
-    """Commits (in-memory checkpoints outside the workers), one every ``every`` iterations.
+    """The in-memory checkpoints (commits) of a run, which are made every ``every`` iterations.
 
-    ``bytes``: role → size of its commit (None: unknown), for roles that an iteration may change.
+    ``bytes``: role → bytes of its checkpoint (None: unknown), for roles that an iteration may change.
     """
 
     every: int
@@ -36,7 +36,7 @@ class Commits:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The numbers of one iteration of a plan."""
+    """The numbers of one iteration of a plan: placement, data movement, memory and time."""
 
     graph: Graph  # the graph at these settings
     placement: Placement | None  # None in one process
@@ -62,11 +62,11 @@ class Explanation:
 
     @property
     def moved(self) -> int:
-        """Bytes of columns that move to a different rank in an iteration."""
+        """The bytes of columns that move to another rank in an iteration."""
         return sum(edge.moved for edge in self.edges)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the explanation as plain values under stable keys, which docs/runs.md explains."""
+        """Return the numbers as plain values with stable keys. docs/runs.md explains the keys."""
         placed = self.placement or Placement({})
         sides = {"trainer": placed.trainers, "generator": placed.generators}
         roles = {
@@ -107,9 +107,8 @@ class Explanation:
 
 
 def devices(placement: Placement) -> list[dict[str, Any]]:
-    """Return an entry for each group of pools that share devices.
-
-    An entry has the number of devices, and each pool's part of a device.
+    """Return an entry for each group of pools that share devices: the number of devices, and each pool's part
+    of a device.
 
     The list is empty if no pools share devices.
     """
@@ -124,10 +123,7 @@ def devices(placement: Placement) -> list[dict[str, Any]]:
 
 
 def here(sides: Mapping[str, tuple[bool, bool]]) -> Placement:
-    """Return the placement of everything in one process.
-
-    ``sides``: role → (has a trainer, has a generator).
-    """
+    """Return a placement of everything in one process. ``sides``: role → (has a trainer, has a generator)."""
     trainers, generators = (
         {role: PROCESS for role, has in sides.items() if has[number]} for number in (0, 1)
     )
@@ -150,7 +146,7 @@ def explain(
 
     models: role → the memory of its model, for roles with a model.
 
-    frozen: reward models with a folder of their own, as (pool, name, memory).
+    frozen: (pool, name, memory) for each reward model with a folder of its own.
 
     ways: the transport of weights to generators on the trainer's own pool, and the transport to other pools.
     """
@@ -210,16 +206,17 @@ def _resident(schedule: MemorySchedule) -> dict[str, Any]:
 
 
 def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Commits | None:
-    """Return the commits of a run; None if nothing is copied.
+    """Return the in-memory checkpoints of a run, which are made every ``every`` iterations; None if ``every``
+    is 0.
 
-    In one process nothing is copied by default. On pools nothing is copied if ``--commit-every`` is 0.
+    Only roles whose weights an iteration may change are copied.
     """
     changed = [role for role in plan.graph.changed_roles if role in models]
     return Commits(every, {role: models[role].commit_bytes for role in changed}) if every else None
 
 
 def passes(plan: Plan) -> Iterator[PassNote]:
-    """Yield the notes of all passes, including the bodies of repeats."""
+    """Yield the notes of all passes, including notes on the bodies of repeats."""
     yield from plan.notes
     for i, body in plan.bodies.items():
         yield from (
@@ -230,7 +227,7 @@ def passes(plan: Plan) -> Iterator[PassNote]:
 def memory(
     where: Placement, models: Mapping[str, ModelFootprint], frozen: Sequence[tuple[str, str, ModelFootprint]]
 ) -> Iterator[MemoryItem]:
-    """Yield the memory of models on each rank, by pool, in the order of the roles."""
+    """Yield the memory of each model on each rank, by pool, in the order of the roles."""
     for pool in where.pools:
         for role, footprint in models.items():
             if where.trainers.get(role) == pool:

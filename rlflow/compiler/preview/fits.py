@@ -1,4 +1,4 @@
-"""Warnings and errors about a placement, found before a run starts."""
+"""Find problems of a placement before a run starts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ def side_problems(
     settings: Mapping[str, Iterable[str]],
     owned: Mapping[str, Mapping[str, set[str]]],
 ) -> Iterator[Problem]:
-    """Yield problems of flags that set up a side (trainer or generator) that a role does not have.
+    """Yield a problem for each flag that sets up a trainer or a generator that its role does not have.
 
-    sides: role → (has a trainer, has a generator); a role with neither is not a model.
-
-    settings: role → names of the flags that the user gave for it.
-
-    owned: role → side → settings that only this side of its backend has.
-
-    Roles that the flow does not use at its current settings are skipped.
+    sides: role → (has a trainer, has a generator); a role with neither has no model. settings: role → names
+    of the flags that the user gave. owned: role → "trainer" or "generator" → settings that only this side of
+    the role's backend has. Roles that the flow does not use with its current settings are skipped.
     """
     used = {node.role for node in used_nodes(graph) if node.role}
     for role in sorted(used.intersection(settings)):
@@ -60,8 +56,7 @@ def _no_side(graph: Graph, role: str, flag: str, has: Mapping[str, bool]) -> Pro
 
 
 def short_repeats(graph: Graph, sizes: Sizes) -> Iterator[Problem]:
-    """Yield a problem for each `repeat` whose tries draw fewer groups than it needs; a run would train on
-    fewer groups."""
+    """Yield a problem for each `repeat` whose tries together sample fewer groups than it needs."""
     for node in graph.nodes:
         repeat = node.settings
         if isinstance(repeat, RepeatOptions) and (most := sizes.rows[node.axis] * repeat.tries) < (
@@ -84,7 +79,7 @@ MOST_TOKENS = 1 << 40  # tokens of an iteration: their ids, masks and log-probs 
 
 
 def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
-    """Yield a problem for each sampling call whose rows or tokens do not fit on any machine."""
+    """Yield a problem for each sampling call with so many rows or tokens that they fit on no machine."""
     for node in sizes.graph.nodes:
         if not isinstance(node.settings, GenerateOptions):
             continue
@@ -109,8 +104,9 @@ def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
 
 
 def crowded(placement: Placement, cores: int) -> Iterator[Problem]:
-    """Yield a warning if this machine has fewer cores than there are workers; each worker loads its own
-    models."""
+    """Yield a warning if there are more workers than ``cores``, this machine's cores. Each worker loads its
+    own models.
+    """
     ranks = sum(placement.pools.values())
     if ranks > cores:
         yield Problem(
@@ -140,8 +136,9 @@ def unused_pools(placement: Placement) -> Iterator[Problem]:
 
 
 def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
-    """Yield problems of pools with more ranks than any of their nodes can use, and of minibatches with fewer
-    rows than the pool has ranks."""
+    """Yield a problem for each pool with more ranks than its nodes can use, and for each minibatch with fewer
+    rows than the pool has ranks.
+    """
     assert plan.placement is not None
     most: dict[str, tuple[int, str]] = {}
     small: list[Problem] = []
@@ -164,8 +161,9 @@ def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
 
 
 def _placed(plan: Plan, sizes: Sizes) -> Iterator[tuple[Node, Sizes, str]]:
-    """Yield (node, sizes of its graph, pool) for each node that spreads rows over a model's pool, also within
-    repeats."""
+    """Yield (node, sizes of its graph, pool) for each node that spreads rows over a model's pool, including
+    nodes in repeats.
+    """
     assert plan.placement is not None
     for i in plan.live:
         node = plan.graph.nodes[i]
@@ -190,8 +188,7 @@ def _small(node: Node, minibatch: int, pool: str, ranks: int) -> Iterator[Proble
 
 
 def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) -> Iterator[Problem]:
-    """Yield a problem for each role that cannot sample ahead of training, because its trainer and generator
-    share a pool."""
+    """Yield a problem for each role that cannot sample ahead because its trainer and generator share a pool."""
     ahead = [use.name for use in graph.roles if use.trained and use.generates] if staleness >= 1 else []
     if placement is None and ahead:
         yield Problem(
@@ -216,7 +213,7 @@ def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) 
 
 
 def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
-    """Yield problems of ``--stream``: chunks that bring no benefit, and flows that cannot be streamed."""
+    """Yield the problems of ``--stream``: flows that cannot be streamed, and chunks without a benefit."""
     chunks = plan.streaming.chunks
     if chunks > 1 and staleness >= 1:
         yield Problem(

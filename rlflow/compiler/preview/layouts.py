@@ -1,6 +1,6 @@
-"""Predict the ranks on which each node reads its rows, and the ranks on which its outputs are stored.
+"""Predict which ranks of a pool read and store the rows of each node.
 
-A run decides this by the real lengths of responses. The prediction assumes that all responses have equal
+A run decides this by the real lengths of responses. The prediction assumes that all responses have the same
 length.
 """
 
@@ -19,7 +19,7 @@ SPREAD = ("prompts", "rows", "groups")  # each row is on one rank, tokens are ba
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How rows are placed on the ranks of a pool."""
+    """Which ranks of a pool hold which rows."""
 
     pool: str  # name of the pool
     by: str  # ``prompts``, ``rows``, ``groups``, ``minibatch``, ``rank 0`` or ``all ranks``
@@ -32,7 +32,9 @@ class RowLayout:
 
 @dataclass
 class Layouts:
-    """The layouts of a plan's columns. Scalars have no layout, because they are sent with each call."""
+    """The layouts of a plan's columns and nodes. Scalars have no layout, because they are sent with each
+    call.
+    """
 
     plan: Plan  # the plan that these layouts belong to
     sizes: Sizes  # rows and bytes of the plan's columns
@@ -44,7 +46,8 @@ class Layouts:
     def of(plan: Plan, sizes: Sizes, data: Mapping[str, RowLayout] | None = None) -> Layouts:
         """Return the layouts of a plan.
 
-        ``data``: column of the data → its layout if it is already stored; given for the body of a `repeat`.
+        ``data``: column → layout, for columns of the data that are already stored, which is the case in the
+        body of a `repeat`.
         """
         layouts = Layouts(plan, sizes)
         for i in plan.live:
@@ -69,7 +72,9 @@ class Layouts:
                 self.columns[Column(node.id, output.name)] = data.get(output.name, layout)
 
     def _add_repeat(self, node: Node) -> None:
-        """Add the layouts of a `repeat` and its body; kept rows stay where the body stored them."""
+        """Add the layouts of a `repeat` and its body. Kept rows stay on the ranks on which the body stored
+        them.
+        """
         body = self.plan.bodies[node.id]
         inputs = {
             item.column.name: self.columns[item.column] for item in node.inputs if item.column in self.columns
@@ -94,8 +99,9 @@ class Layouts:
         return self._fresh(node, "prompts" if node.op is Op.GENERATE else "groups" if whole else "rows")
 
     def _home(self, node: Node, pool: str) -> RowLayout | None:
-        """Return the layout of the largest column that the node reads and that is stored on the pool; None if
-        none is."""
+        """Return the layout of the largest column that the node reads from the pool; None if it reads none
+        from there.
+        """
         here = [
             item
             for item in self._read(node)
@@ -112,9 +118,9 @@ class Layouts:
         )
 
     def _fresh(self, node: Node, by: str) -> RowLayout:
-        """Return a new layout on the node's pool that balances rows by the lengths that the node knows.
+        """Return a new layout on the node's pool that balances the rows by the lengths that the node knows.
 
-        Two nodes that know the same lengths get the same layout.
+        Nodes that know the same lengths get equal layouts.
         """
         pool, columns = (
             self.plan.home[node.id],
@@ -140,5 +146,7 @@ def alike(one: RowLayout, other: RowLayout) -> bool:
 
 
 def on_one_rank(layouts: RowLayout, ranks: Mapping[str, int]) -> RowLayout:
-    """Return the layout with one common split if its pool has one rank; unchanged on a larger pool."""
+    """Return the layout unchanged if its pool has several ranks. If the pool has one rank, return the split
+    that all its layouts have.
+    """
     return replace(layouts, split=(layouts.pool,)) if ranks[layouts.pool] == 1 else layouts

@@ -1,4 +1,4 @@
-"""Expected rows and bytes of the columns of an iteration."""
+"""The expected numbers of rows and bytes of the columns of an iteration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER_TEXT = 32  # bytes of a text that is neither prompt nor completion, such a
 
 @dataclass(frozen=True)
 class Assumed:
-    """Assumptions about sizes that are unknown before a run."""
+    """Assumptions about sizes that are unknown before a run, such as response lengths."""
 
     prompts: int  # prompts per iteration
     prompt_tokens: int = TYPICAL[Level.PROMPT]  # tokens of each prompt
@@ -28,7 +28,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of one graph."""
+    """The expected sizes of the columns and rows of one graph."""
 
     graph: Graph
     assumed: Assumed
@@ -36,27 +36,27 @@ class Sizes:
 
     @staticmethod
     def of(graph: Graph, assumed: Assumed) -> Sizes:
-        """Return the sizes of a graph's columns and of the bodies of its repeats."""
+        """Return the expected sizes of a graph and of the bodies of its repeats."""
         return Sizes(
             graph, assumed, {node.id: Sizes.of(node.body, assumed) for node in graph.nodes if node.body}
         )
 
     @cached_property
     def rows(self) -> dict[int, int]:
-        """Maximum rows of each axis."""
+        """Axis → the maximum number of its rows."""
         return expected_rows(self.graph, self.assumed.prompts)
 
     @cached_property
     def groups(self) -> dict[int, int]:
-        """Axis → its number of groups, or of rows if it has no groups.
+        """Axis → the maximum number of its groups, or of its rows if it has no groups.
 
-        Stages over groups and generators must not split a group.
+        Stages over groups and generators must keep a group on one rank.
         """
         return {number: expected_groups(self.graph, number, self.rows) for number in self.rows}
 
     @cached_property
     def tokens(self) -> dict[int, int]:
-        """Axis → tokens of a response."""
+        """Axis → the assumed number of tokens of a response."""
         tokens_of = dict.fromkeys(range(len(self.graph.axes)), self.assumed.response_tokens)
         for node in self.graph.nodes:
             if node.makes is not None:
@@ -75,19 +75,22 @@ class Sizes:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sampled response; without sampling, of a response in the data."""
+        """The number of tokens of the longest sampled response; without sampling, of the longest response in
+        the data.
+        """
         return max(
             (self.tokens[node.makes] for node in self.graph.nodes if node.makes is not None),
             default=self.assumed.response_tokens,
         )
 
     def read(self, node: Node, item: Input) -> int:
-        """Return the bytes of a column as a node reads it; columns of prompts are repeated for the node's
-        rows."""
+        """Return the bytes of a column in the form in which a node reads it. Columns of prompts are repeated
+        for the node's rows.
+        """
         return int(self.per_row(item.column) * self.rows[node.axis])
 
     def sent(self, node: Node, item: Input) -> int:
-        """Return the bytes of a column as it is sent to a node.
+        """Return the bytes of a column in the form in which it is sent to a node.
 
         int64 columns are sent as int32, which is enough for token ids.
         """
@@ -96,11 +99,11 @@ class Sizes:
         return size // 2 if kind is not None and kind.dtype == "int64" else size
 
     def given(self, column: Column) -> int:
-        """Return the bytes of a column as its node stores it."""
+        """Return the bytes of a column in the form in which the node that gives it stores it."""
         return int(self.per_row(column) * self.rows[self.graph.nodes[column.node].rows_axis])
 
     def per_row(self, column: Column) -> float:
-        """Return the bytes per row; a column of unknown kind counts as one number per row."""
+        """Return the bytes per row of a column. A column of unknown kind counts as one number per row."""
         giver = self.graph.nodes[column.node]
         kind = giver.output(column.name).kind or Kind(Level.ROW)
         size, axis = SIZES.get(kind.dtype or "", 4), giver.rows_axis
@@ -118,7 +121,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class NodeRows:
-    """Maximum rows and groups that a node makes in an iteration."""
+    """The maximum numbers of rows and groups that a node makes in an iteration."""
 
     node: str
     rows: int
@@ -130,9 +133,9 @@ class NodeRows:
 
 @dataclass(frozen=True)
 class ComputedTokens:
-    """Maximum tokens of a forward or an update whose rows share prompts.
+    """The maximum number of tokens of a forward pass or update whose rows share prompts.
 
-    ``tokens``: tokens of all rows. ``computed``: tokens that are computed, where each prompt counts once.
+    ``tokens``: tokens of all rows. ``computed``: tokens that are computed if each prompt counts once.
     """
 
     node: str
@@ -143,9 +146,8 @@ class ComputedTokens:
 def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedTokens]:
     """Yield the tokens that each node in ``prompt_rows`` computes.
 
-    ``prompt_rows``: node id → number of rows that share a prompt.
-
-    Assumes that micro-batches do not split groups.
+    ``prompt_rows``: node id → number of rows that share a prompt. Micro-batches are assumed not to split
+    groups.
     """
     for i, each in prompt_rows.items():
         node = sizes.graph.nodes[i]
@@ -155,9 +157,9 @@ def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedT
 
 
 def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
-    """Yield the number of rows of each node that makes rows, in program order.
+    """Yield the maximum numbers of rows and groups of each node that makes rows, in program order.
 
-    Yields nothing for graphs without follow-up prompts, chosen or joined rows.
+    Yields nothing for graphs without follow-up prompts, chosen rows and joined rows.
     """
     graph = sizes.graph
     if all(axis.step == "sampled" for axis in graph.axes):
@@ -170,7 +172,9 @@ def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
 
 
 def _cut(graph: Graph, axis: int) -> bool:
-    """Return True if the rows of an axis come from follow-up prompts at single tokens."""
+    """Return True if the rows of an axis come from follow-up prompts that continue responses from single
+    tokens.
+    """
     history = list(line(graph.axes, axis))
     return any(
         graph.axes[step].step == "cut" or any(_cut(graph, part) for part in graph.axes[step].parts)

@@ -1,6 +1,6 @@
-"""Predict a transfer of weights between two layouts from the shapes in the model's folder.
+"""Predict a transfer of weights between two layouts, from the shapes in the model's folder.
 
-No weights are loaded. The prediction assumes the usual sharding of dense decoders. A run instead traces the
+No weights are loaded. The prediction assumes the usual sharding of dense decoders. A run instead uses the
 real layouts of its engines.
 """
 
@@ -14,9 +14,9 @@ from rlflow.training.weight_sync.transfer_plan import TransferPlan
 
 
 def transfer(footprint: ModelFootprint, ranks: int) -> TransferPlan | None:
-    """Return the transfer plan of a model whose trainer and generator are on the same ranks.
+    """Return the transfer plan of a model whose trainer and generator are on the same ``ranks`` ranks.
 
-    None if each rank already has the weights that it needs, or if no plan is possible.
+    Returns None if each rank already has the weights that it needs, or if no plan is possible.
     """
     if not _movable(footprint) or ("weights" not in footprint.divided and footprint.sampler_shares == 1):
         return None
@@ -24,9 +24,10 @@ def transfer(footprint: ModelFootprint, ranks: int) -> TransferPlan | None:
 
 
 def passage(footprint: ModelFootprint, senders: int, receivers: int) -> TransferPlan | None:
-    """Return the transfer plan of a model from ``senders`` ranks of a pool to ``receivers`` ranks of another.
+    """Return the transfer plan of a model from a pool of ``senders`` ranks to another pool of ``receivers``
+    ranks.
 
-    None if no plan is possible.
+    Returns None if no plan is possible.
     """
     if not _movable(footprint):
         return None
@@ -36,9 +37,10 @@ def passage(footprint: ModelFootprint, senders: int, receivers: int) -> Transfer
 
 
 def _movable(footprint: ModelFootprint) -> bool:
-    """Return True if a plan is possible: shapes are known and there are no adapters.
+    """Return True if a transfer plan is possible: the shapes are known, and there are no adapters.
 
-    Adapters are merged into full tensors before a transfer."""
+    Adapters are merged into full tensors before a transfer.
+    """
     return footprint.facts is not None and bool(footprint.facts.shapes) and not footprint.lora
 
 

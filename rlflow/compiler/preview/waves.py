@@ -1,4 +1,4 @@
-"""When nodes can run: waves of the order graph, and pairs of nodes that can run at the same time."""
+"""When nodes can run: waves of nodes that may run at the same time, and pairs of nodes that can overlap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflow.compiler.simulate import INSTANT
 
 @dataclass(frozen=True)
 class WaveNode:
-    """A node of the plan, and its wave."""
+    """A node of the plan, and the number of its wave."""
 
     name: str  # name of the node
     op: str  # its kind of call
@@ -31,7 +31,7 @@ class WaveNode:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two nodes that can run at the same time, or of which the second waits only for chunks of the first."""
+    """Two nodes that can run at the same time. The second may wait for chunks of the first."""
 
     first: str
     second: str
@@ -40,8 +40,9 @@ class Pair:
 
 
 def steps(plan: Plan, layouts: Layouts | None, within: str | None = None) -> Iterator[WaveNode]:
-    """Yield the nodes wave by wave, each wave in program order; the nodes of a `repeat` body come after the
-    `repeat`."""
+    """Yield the nodes wave by wave, each wave in program order. The nodes in the body of a `repeat` follow
+    the `repeat`.
+    """
     for wave, nodes in enumerate(waves(plan)):
         for node in nodes:
             yield _step(plan, layouts, node, wave, within)
@@ -70,7 +71,10 @@ def _step(plan: Plan, layouts: Layouts | None, node: Node, wave: int, within: st
 
 
 def waves(plan: Plan) -> list[list[Node]]:
-    """Return the nodes that run a call, grouped by the length of the longest chain of nodes before them."""
+    """Return the nodes that run a call, grouped into waves.
+
+    The wave of a node is the length of the longest chain of nodes that run before it.
+    """
     running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
     return [
         [plan.graph.nodes[i] for i in sorted(wave)]
@@ -79,9 +83,11 @@ def waves(plan: Plan) -> list[list[Node]]:
 
 
 def pairs(plan: Plan, room: Mapping[str, int]) -> Iterator[Pair]:
-    """Yield pairs of nodes in program order that can overlap, including pairs within repeats.
+    """Yield the pairs of nodes that can run at the same time, in program order. Pairs within repeats are
+    included.
 
-    Neither node waits for the other, or the second waits only for chunks of the first.
+    In such a pair, neither node waits for the other, or the second waits only for chunks of the first.
+    ``room``: queue → how many nodes it runs at once.
     """
     running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
     before = {i: nx.ancestors(plan.graph.order, i) for i in running}

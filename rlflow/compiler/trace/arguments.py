@@ -1,4 +1,6 @@
-"""The arguments with which the tracer calls a flow's function or evaluation; and exceptions of that call."""
+"""The arguments with which the tracer calls a flow's function or evaluation, and problems for exceptions of
+that call.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from rlflow.errors import Place, Problem, listed, nearest
 
 
 def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
-    """Return role parameter → the names of the roles bound to it; only ``*rewards`` can have several."""
+    """Return role parameter → the names of the roles that are bound to it. Only ``*rewards`` can have
+    several.
+    """
     parameters = flow.parameters
     names = {name: [name] for name in parameters.roles}
     if parameters.rest:
@@ -26,9 +30,9 @@ def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
 
 
 def arguments(flow: Flow, make: Any, hp: Any, rewards: int) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the named arguments of the flow's function, without the data.
+    """Return the positional and the keyword arguments of the flow's function, without the data.
 
-    ``make(name)`` creates a role object. ``rewards``: number of rewards bound to ``*rewards``.
+    ``make(name)`` creates a role object. ``rewards``: the number of rewards that are bound to ``*rewards``.
     """
     names = role_names(flow, rewards)
     rest = [make(name) for name in names.pop(flow.parameters.rest, [])] if flow.parameters.rest else []
@@ -51,9 +55,9 @@ def _before_rest(flow: Flow) -> list[str]:
 
 
 def raised(flow: Flow, error: BaseException) -> Problem:
-    """Return the problem of an exception raised while the flow was traced.
+    """Return the problem of an exception that was raised while the flow was traced.
 
-    The place of the problem is the innermost line in the user's file.
+    Its place is the innermost line of the exception in the user's file.
     """
     frames = [
         f

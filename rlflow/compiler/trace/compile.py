@@ -1,4 +1,4 @@
-"""Compile a flow and its settings to a program: the graph of one iteration, and the functions of its nodes."""
+"""Compile a flow with its settings to a program: the graph of one iteration, and the functions of its nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAIR = ("chosen", "rejected")  # text fields of the data that become two rows
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Settings of a run that shape the graph."""
+    """Settings of a run that change the graph of a flow."""
 
     rewards: int = 1  # number of rewards bound to ``*rewards``
     reward_reads: tuple[str, ...] = ("completion", "answer")  # columns that reward functions read
@@ -47,7 +47,7 @@ class TraceOptions:
 
 @dataclass(frozen=True)
 class Program:
-    """A traced flow."""
+    """A traced flow: its graph, and the stages and losses of its nodes."""
 
     flow: Flow
     hp: Any
@@ -60,13 +60,13 @@ class Program:
     weighed: frozenset[str] = frozenset()
 
     def loss(self, name: str) -> Loss:
-        """The loss of an update, by the name of its node."""
+        """Return the loss of the update node ``name``."""
         loss = self.functions[name]
         assert isinstance(loss, Loss)
         return loss
 
     def stage(self, name: str) -> Stage:
-        """The stage that a node calls, by the node's name."""
+        """Return the stage that the node ``name`` calls."""
         stage = self.functions[name]
         assert isinstance(stage, Stage)
         return stage
@@ -74,13 +74,13 @@ class Program:
 
 @dataclass(frozen=True)
 class TraceResult:
-    """The result of a trace: all problems, and the program as far as it could be traced."""
+    """The result of tracing a flow: all problems, and the program, or None if the flow could not be traced."""
 
     program: Program | None
     problems: tuple[Problem, ...]
 
     def sound(self) -> Program:
-        """Return the program. Raises FlowError with all errors if the trace found errors."""
+        """Return the program. Raises one FlowError with all errors if tracing found errors."""
         errors = [problem for problem in self.problems if problem.severity == "error"]
         if errors or self.program is None:
             raise FlowError(*errors)
@@ -88,14 +88,14 @@ class TraceResult:
 
 
 def compile_flow(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Program:
-    """Trace a flow and return its program. Raises FlowError with all errors that were found."""
+    """Trace a flow and return its program. Raises one FlowError with all errors."""
     return trace(flow, hp, options).sound()
 
 
 def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> TraceResult:
-    """Trace a flow at the settings ``hp`` (None: its own defaults), and return all problems with the program.
+    """Trace a flow with the settings ``hp`` (None: its own defaults). Return the program and all problems.
 
-    A flow that reads ``prompt_id`` is traced a second time with that column, so that other flows need not
+    If the flow reads ``prompt_id``, it is traced a second time with that column, so that other flows need not
     carry it.
     """
     first, reads_prompt_id = _traced(flow, hp, options or TraceOptions(), numbered=False)
@@ -103,15 +103,18 @@ def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Tr
 
 
 def sampling_roles(flow: Flow) -> tuple[str, ...]:
-    """Return the roles that sample in a flow at its own settings, as far as the flow can be traced."""
+    """Return the roles that sample in a flow with its own settings; an empty tuple if the flow cannot be
+    traced.
+    """
     program = trace(flow).program
     return tuple(use.name for use in program.graph.roles if use.generates) if program else ()
 
 
 def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple[TraceResult, bool]:
-    """Return the result of a trace, and True if the flow read ``prompt_id`` and the data did not give it.
+    """Return the result of tracing a flow, and True if the flow read ``prompt_id`` although the data did not
+    give it.
 
-    ``numbered``: True if the data give ``prompt_id``.
+    ``numbered``: whether the data give ``prompt_id``.
     """
     try:
         parameters = flow.parameters
@@ -151,7 +154,9 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
 
 
 def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
-    """Return the state at the start of a run, and report problems of its declaration."""
+    """Return the initial values of the flow's state, and report the problems of its declaration to the
+    tracer.
+    """
     try:
         initial = {name: float(value) for name, value in (flow.state(hp) if flow.state else {}).items()}
     except (Exception, SystemExit) as error:
@@ -185,7 +190,7 @@ def _call(
     initial: Mapping[str, float],
     columns: Mapping[str, Kind | None],
 ) -> tuple[Any, list[Problem]]:
-    """Call the flow's function on symbols. Returns its result, and the problems that stopped the call."""
+    """Call the flow's function with symbols. Return its result, and the problems that stopped the call."""
     axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
     prompts = tracer.batch(axis, _data(tracer, flow, axis, columns))
     tracer.state = tracer.state_columns(dict.fromkeys(initial, STATE))
@@ -203,7 +208,7 @@ def _call(
 def _data(
     tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind | None]
 ) -> dict[str, ColumnSource]:
-    """Add the node that gives the columns of the data, and return the columns."""
+    """Record the node that gives the columns of the data, and return these columns."""
     node = Node(
         0,
         Op.DATA,
@@ -218,8 +223,8 @@ def _data(
 def _data_columns(flow: Flow, options: TraceOptions, numbered: bool) -> dict[str, Kind | None]:
     """Return the columns that the data give.
 
-    If the data are not opened yet, these are the declared columns and the fields that rewards and
-    environments read.
+    If the data are not opened yet, these are the columns that the flow declares, and the fields that rewards
+    and environments read.
     """
     names: dict[str, Kind | None] = (
         dict(options.columns) if options.columns is not None else data_columns(flow)
@@ -242,12 +247,12 @@ def _data_columns(flow: Flow, options: TraceOptions, numbered: bool) -> dict[str
 
 
 def reads_prompt_id(graph: Graph) -> bool:
-    """Return True if a node reads ``prompt_id``, so the data must give it."""
+    """Return True if a node of the graph reads ``prompt_id``, so that the data must give this column."""
     return any(output.name == PROMPT_ID for output in graph.nodes[0].outputs)
 
 
 def data_columns(flow: Flow) -> dict[str, Kind | None]:
-    """Return the columns that a flow declares for its data.
+    """Return name → kind for the columns that a flow declares for its data.
 
     If the declared data have completions or pairs, the columns of responses are included.
     """
@@ -295,14 +300,14 @@ def _graph(
 
 
 def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
-    """Yield the nodes, including nodes of `repeat` bodies."""
+    """Yield the nodes, including the nodes in the bodies of repeats."""
     for node in nodes:
         yield node
         yield from all_nodes(node.body.nodes if node.body else ())
 
 
 def used_nodes(graph: Graph) -> Iterator[Node]:
-    """Yield all nodes of the flow and of its evaluation."""
+    """Yield all nodes of the graph and of its evaluation."""
     yield from all_nodes(graph.nodes)
     yield from all_nodes(graph.evaluation.nodes if graph.evaluation else ())
 
@@ -313,9 +318,10 @@ def role_use(
     functions: Mapping[str, Stage | Loss],
     evaluating: tuple[Node, ...] = (),
 ) -> RoleUse:
-    """Return how a flow uses a role.
+    """Return how a flow uses the role ``name``.
 
-    ``evaluating``: nodes of the flow's own evaluation; their samples are not trained on.
+    ``functions``: node → its stage or loss. ``evaluating``: the nodes of the flow's own evaluation, whose
+    samples are not trained on.
     """
     own_nodes = [node for node in all_nodes(nodes) if node.role == name]
     losses = [
@@ -341,8 +347,7 @@ def role_use(
 def graph_problems(
     graph: Graph, tracer: Tracer, place: Place | None, trains: bool = True
 ) -> Iterator[Problem]:
-    """Yield problems that can only be found in the complete graph. ``trains``: True if the flow must update a
-    role."""
+    """Yield the problems that only the complete graph shows. ``trains``: whether the flow must update a role."""
     yield from rules.replaced_unread(graph, tracer.recorded.replaced)
     yield from rules.never_read(graph, tracer.functions)
     calls = [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
@@ -378,7 +383,7 @@ def graph_problems(
 
 
 def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Yield problems of roles that would need more than one head."""
+    """Yield a problem for each role that needs more than one head."""
     for use in graph.roles:
         heads: dict[str, Node] = {}
         for node in used_nodes(graph):
@@ -401,7 +406,7 @@ def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Prob
 
 
 def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Yield problems of ratios between truncated and full log-probs, which are biased.
+    """Yield a problem for each ratio between truncated and full log-probs, which is biased.
 
     Log-probs are truncated if top-p, top-k, min_tokens or lengths exclude tokens from sampling.
     """
@@ -424,8 +429,9 @@ def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[
 
 
 def _biased(node: Node, cut: Node) -> Problem:
-    """Return the problem of a ratio of full log-probs and log-probs that the sampling node ``cut``
-    truncated."""
+    """Return the problem of a ratio between full log-probs and the truncated log-probs of the sampling node
+    ``cut``.
+    """
     return Problem(
         "truncated-ratio",
         f"'{node.name}' compares log-probs with sampled log-probs that {_truncates(cut)} renormalised",
@@ -438,8 +444,9 @@ def _biased(node: Node, cut: Node) -> Problem:
 
 
 def _truncates(node: Node) -> str:
-    """Return the settings that make a `generate` call sample from a subset of tokens, as text; empty if there
-    are none."""
+    """Return the settings by which a `generate` call excludes tokens from sampling, as text; an empty text if
+    there are none.
+    """
     settings = node.options(GenerateOptions)
     return ", ".join(
         name

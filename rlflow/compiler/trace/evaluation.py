@@ -1,4 +1,4 @@
-"""Trace the evaluation that a flow defines itself, ``@flow(evaluate=body)``, as a separate graph."""
+"""Trace the evaluation that a flow defines, ``@flow(evaluate=body)``, into a graph of its own."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PREFIX = "evaluation."  # prefix of the names of the evaluation's nodes
 def trace_evaluation(
     tracer: Tracer, flow: Flow, hp: Any, rewards: int, columns: Mapping[str, Kind | None]
 ) -> Graph | None:
-    """Return the graph of a flow's own evaluation; None if there is none, or if it cannot be traced.
+    """Return the graph of a flow's own evaluation; None if the flow has none, or if it cannot be traced.
 
-    The body gets the data's columns without responses. All problems are reported to ``tracer``. ``rewards``:
-    number of rewards bound to ``*rewards``.
+    The body gets the columns of the data except responses. All problems are reported to ``tracer``.
+    ``rewards``: the number of rewards that are bound to ``*rewards``.
     """
     body = Flow(flow.evaluate) if callable(flow.evaluate) else None
     if body is None:
@@ -88,9 +88,9 @@ def _traced(
 
 @contextlib.contextmanager
 def _separate_graph(tracer: Tracer, columns: Mapping[str, Kind | None]) -> Iterator[SymbolicBatch]:
-    """Record into a separate graph whose data are prompts only.
+    """Record the calls inside the ``with`` block into a separate graph, whose data are only prompts.
 
-    Calls are counted from 0, so that the evaluation's random draws do not depend on the flow's calls.
+    Calls are counted from 0, so that random draws of the evaluation do not depend on the flow's calls.
     """
     outer = tracer.recorded, tracer.state, tracer.calls
     tracer.recorded, tracer.calls, tracer.prefix, tracer.temperatures = RecordedGraph(), 0, PREFIX, False
@@ -119,8 +119,9 @@ def _no_body(flow: Flow) -> Problem:
 
 
 def _parameter_problems(flow: Flow, body: Flow) -> Iterator[Problem]:
-    """Yield problems of the parameters, which must be the data, then roles of the flow by name, and the
-    flow's settings."""
+    """Yield the problems of the body's parameters. They must be the data, then roles of the flow by name,
+    then the settings.
+    """
     known, own = flow.parameters, body.parameters
     wrong = [name for name in own.roles if name not in known.roles]
     wrong += [f"*{own.rest}"] if own.rest and own.rest != known.rest else []
@@ -156,9 +157,10 @@ def _no_batch(body: Flow, value: object) -> Problem:
 
 
 def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) -> Iterator[Problem]:
-    """Yield problems if an evaluation gives no scores, learns, or depends on more than the weights.
+    """Yield the problems of an evaluation that gives no scores, updates a role, or depends on anything but
+    the weights.
 
-    If it did, evaluations at different iterations could not be compared.
+    Otherwise, evaluations at different iterations could not be compared.
     """
     names = [item.parameter for item in graph.results]
     if "scores" not in names:

@@ -1,7 +1,7 @@
-"""Symbolic batches, roles and columns: the arguments of a flow while it is traced.
+"""Symbolic batches, roles and columns, with which a flow is called while it is traced.
 
-A symbolic batch maps a column's name to the node that gives it. It has no rows, so using it as a value is a
-FlowError.
+A symbolic batch maps the name of each column to the node that gives it. It has no rows, so using it as a
+value raises FlowError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnSource:
-    """A column of a symbolic batch: its source, and its kind if known."""
+    """A column of a symbolic batch: the node that gives it, and its kind if known."""
 
     column: Column
     kind: Kind | None
@@ -33,10 +33,10 @@ class ColumnSource:
 
 @dataclass
 class RecordedGraph:
-    """Nodes of a flow, or of a `repeat` body, in program order.
+    """The nodes of a flow, or of the body of a `repeat`, as they were recorded in program order.
 
-    ``replaced``: (column, place) for each column that one of the same name replaced. ``clock``: the scalars
-    ``iteration`` and ``progress``; empty until something reads them.
+    ``replaced``: (column, place) for each column that was replaced by a column with the same name. ``clock``:
+    the scalars ``iteration`` and ``progress``; empty until something reads them.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -46,7 +46,9 @@ class RecordedGraph:
 
 
 def refuse(use: str, remedy: str) -> NoReturn:
-    """Raise FlowError: ``use`` needs the rows of a batch, and a traced batch has no rows."""
+    """Raise FlowError because user code uses a batch as a value, as ``use`` describes, although a traced
+    batch has no rows.
+    """
     raise FlowError(
         Problem(
             "symbol-as-value",
@@ -64,7 +66,9 @@ DECISION = "put the decision inside a @stage, or base it on a setting"
 
 
 class Symbol:
-    """Raises FlowError whenever Python or torch uses the object as a value."""
+    """An object that stands for a value while a flow is traced. It raises FlowError if Python or torch uses
+    it as a value.
+    """
 
     symbolic = True
 
@@ -139,10 +143,10 @@ for _name in ("lt", "le", "gt", "ge"):
 
 
 class SymbolicColumn(Symbol):
-    """A column of a traced batch, as ``batch["name"]`` returns it.
+    """A column of a symbolic batch, as ``batch["name"]`` returns it.
 
-    It may be passed as a setting of a call if it is a scalar. ``source`` is None if the batch does not have
-    the column, which is reported.
+    If it is a scalar, it can be passed as a setting of a call. If the batch does not have the column,
+    ``source`` is None, and the problem is reported.
     """
 
     def __init__(
@@ -162,7 +166,7 @@ class SymbolicColumn(Symbol):
 
 
 class SymbolicBatch(Symbol):
-    """A batch while tracing: its row axis, and the node that gives each column."""
+    """A batch while a flow is traced: its row axis, and the node that gives each column."""
 
     def __init__(
         self, tracer: Tracer, recorded: RecordedGraph, axis: int, sources: Mapping[str, ColumnSource]
@@ -174,7 +178,7 @@ class SymbolicBatch(Symbol):
 
     @property
     def columns(self) -> dict[str, Kind | None]:
-        """The kinds of the columns by name; None if a kind is not known yet."""
+        """Name → kind of each column; None if the kind is not known yet."""
         return {name: source.kind for name, source in self.sources.items()}
 
     def __contains__(self, name: object) -> bool:
@@ -189,19 +193,19 @@ class SymbolicBatch(Symbol):
         )
 
     def select(self, *names: str) -> SymbolicBatch:
-        """The batch with only these columns."""
+        """Return the batch with only these columns."""
         return self._with(
             {name: source for name in names if (source := self.tracer.find(self, name, "select"))}
         )
 
     def drop(self, *names: str) -> SymbolicBatch:
-        """The batch without these columns."""
+        """Return the batch without these columns."""
         for name in names:
             self.tracer.find(self, name, "drop")
         return self._with({name: source for name, source in self.sources.items() if name not in names})
 
     def rename(self, **names: str) -> SymbolicBatch:
-        """Rename columns: ``rename(old="new")``."""
+        """Return the batch with renamed columns: ``rename(old="new")``."""
         return self.tracer.rename(self, names)
 
     def __or__(self, other: Any) -> Any:
@@ -243,7 +247,7 @@ class SymbolicBatch(Symbol):
 
 
 class SymbolicRole:
-    """A role while tracing: its methods add nodes."""
+    """A role while a flow is traced. Calls of its methods add nodes to the graph."""
 
     def __init__(self, tracer: Tracer, name: str) -> None:
         self._tracer = tracer
@@ -251,7 +255,7 @@ class SymbolicRole:
 
     @property
     def weight(self) -> float:
-        """The weight that ``--reward X:WEIGHT`` sets for this role; 1 for a role outside ``*rewards``."""
+        """The weight of this reward from ``--reward X:WEIGHT``; 1 for a role that is not in ``*rewards``."""
         return self._tracer.weight(self._name)
 
     def generate(self, prompts: Any, **settings: Any) -> Any:
@@ -259,7 +263,7 @@ class SymbolicRole:
         return self._tracer.generate(self._name, prompts, settings)
 
     def logprobs(self, batch: Any, *, gives: str | tuple[str, ...] = "logprobs", **unknown: Any) -> Any:
-        """Record a forward pass for log-probabilities, and for entropies if ``gives`` names two columns."""
+        """Record a forward pass for log-probs. If ``gives`` has two names, it also gives entropies."""
         self._tracer.no_settings(f"{self._name}.logprobs", unknown)
         return self._tracer.forward(self._name, "logprobs", batch, gives)
 
@@ -269,12 +273,12 @@ class SymbolicRole:
         return self._tracer.forward(self._name, "values", batch, gives)
 
     def __call__(self, batch: Any, *, gives: str | tuple[str, ...] = "scores", **unknown: Any) -> Any:
-        """Record a call of the role as a reward."""
+        """Record a reward call of the role."""
         self._tracer.no_settings(self._name, unknown)
         return self._tracer.reward(self._name, batch, gives)
 
     def update(self, batch: Any, loss: Loss | Sequence[Loss], **settings: Any) -> None:
-        """Record an `update` call of the role with one loss, or with several losses in each step."""
+        """Record an `update` call of the role with one loss, or with several losses in each optimizer step."""
         self._tracer.update(self._name, batch, loss, settings)
 
     def __getattr__(self, name: str) -> Any:
@@ -298,9 +302,9 @@ class SymbolicRole:
 
 @dataclass(frozen=True)
 class CallSettings:
-    """The settings of a call: values, inputs for settings that are scalar columns, and problems.
+    """The settings of a call: plain values, inputs for settings that are scalar columns, and problems.
 
-    If a setting must not be a column, it gets its default, or 1, so that the trace can continue.
+    If a setting is a column but must not be one, it gets its default, or 1, so that tracing can continue.
     """
 
     values: dict[str, Any]
@@ -308,7 +312,7 @@ class CallSettings:
     problems: tuple[Problem, ...]
 
     def without_edges(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``bound`` without the settings that are columns."""
+        """Return the settings ``bound`` without the settings that are columns."""
         columns = {item.parameter for item in self.edges}
         return {name: value for name, value in bound.items() if SETTING + name not in columns}
 
@@ -321,11 +325,10 @@ def call_settings(
     recorded: RecordedGraph,
     place: Place | None,
 ) -> CallSettings:
-    """Split the settings of a call into values and columns.
+    """Split the settings of a call into plain values and columns. ``what`` names the call in messages.
 
-    ``takes(name)`` returns True if the setting may be a column.
-
-    Raises FlowError for a column of another trace.
+    ``takes(name)`` returns True if the setting may be a column. Raises FlowError for a column from another
+    trace.
     """
     values, edges, problems = dict(settings), [], []
     for name, column in settings.items():
@@ -347,7 +350,7 @@ def call_settings(
 def _column_problems(
     what: str, name: str, column: SymbolicColumn, takes: bool, recorded: RecordedGraph, place: Place | None
 ) -> Iterator[Problem]:
-    """Yield the problems of a setting that is a column."""
+    """Yield the problems of a setting that is a column. ``takes``: whether the setting may be a column."""
     argument = f'{name}=batch["{column.name}"]'
     if not takes:
         yield Problem(
@@ -372,7 +375,7 @@ def _column_problems(
 
 
 def _no_number(column: SymbolicColumn, recorded: RecordedGraph) -> str:
-    """Return the kind of a column as text if it is not one number for all ranks; else an empty text."""
+    """Return an empty text if the column is one number for all ranks. Otherwise, return its kind as text."""
     assert column.source is not None
     kind = column.source.kind
     if kind is None or kind.level is not Level.SCALAR or kind.family == "bool":
