@@ -1,9 +1,9 @@
-"""Row accounting of an iteration: how many rows and tokens were sampled, and each row's single outcome.
+"""Row accounting of an iteration: how many rows and tokens were sampled, and the outcome of each row.
 
-This account is the only source of counts of trained and dropped rows. Being cut, clipped or unscored is an
-attribute of a row, not an outcome. The account is complete: sampled rows, carry-over from earlier iterations,
-and rows that stages put in place of sampled rows add up to the rows of all outcomes. If a stage masks out
-tokens of a row that is trained on, these tokens are counted separately, as dropped by that stage.
+All counts of trained and dropped rows come from this account. Each row has exactly one outcome. Truncated,
+clipped or without a score are attributes of a row, not outcomes. The rows of all outcomes add up to the
+sampled rows, the carry-over from earlier iterations, and the rows that stages put in place of sampled rows.
+If a stage masks out tokens of a trained row, these tokens are counted separately, as dropped by that stage.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REPLACED = "replaced by a stage"
 
 
 class RowOutcome(StrEnum):
-    """Outcome of a sampled row."""
+    """The outcome of a sampled row."""
 
     # trained on by the named update; if there are several, by the first update of the role that sampled the
     # row
@@ -44,9 +44,9 @@ class RowOutcome(StrEnum):
 
 
 class End(NamedTuple):
-    """The outcome of a row, and the node that caused it.
+    """The outcome of a row, and the node that decided it.
 
-    For a dropped row, also the cause, and the setting that led to it.
+    A dropped row also has a cause, and the setting that led to the cause.
     """
 
     fate: RowOutcome
@@ -56,24 +56,25 @@ class End(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Numbers of groups, rows and tokens."""
+    """A number of groups, rows and tokens."""
 
     groups: int = 0
     rows: int = 0
     tokens: int = 0
 
     def plus(self, other: Count) -> Count:
-        """Return the sum of this count and another."""
+        """Return the sum of both counts."""
         return Count(*(a + b for a, b in zip(self, other, strict=True)))
 
     @staticmethod
     def of(
         axis: Axis, lengths: Tensor | None, chosen: Tensor | None = None, elsewhere: Tensor | None = None
     ) -> Count:
-        """Count the rows of an axis, with their groups and tokens.
+        """Return the number of groups, rows and tokens of an axis.
 
-        ``lengths``: tokens of each row, int64 [rows]. ``chosen``: rows to count, bool [rows]; None counts all
-        rows. ``elsewhere``: bool [rows], rows that are counted elsewhere; their groups are not counted here.
+        ``lengths``: tokens of each row, int64 [rows]. ``chosen``, bool [rows]: the rows to count; None counts
+        all rows. ``elsewhere``, bool [rows]: rows that another count contains; their groups are not counted
+        again.
         """
         slots = axis.slots
         own = slots if chosen is None else slots[chosen]
@@ -85,7 +86,7 @@ class Count(NamedTuple):
 
 @dataclass
 class RowAccount:
-    """Row counts of an iteration, by the node that sampled the rows."""
+    """The row counts of an iteration, by the node that sampled the rows."""
 
     sampled: dict[str, Count] = field(default_factory=dict)  # all rows that the node sampled
     # rows of the node that earlier iterations carried over
@@ -95,19 +96,19 @@ class RowAccount:
     ends: dict[tuple[str, End], Count] = field(default_factory=dict)  # outcomes of the node's rows
 
     def sample(self, source: str, count: Count) -> None:
-        """Count rows that a node sampled."""
+        """Add rows that the node ``source`` sampled."""
         self.sampled[source] = self.sampled.get(source, Count()).plus(count)
 
     def open(self, source: str, count: Count) -> None:
-        """Count rows that were sampled in an earlier iteration and carried over."""
+        """Add rows that the node ``source`` sampled in an earlier iteration and that were carried over."""
         self.opened[source] = self.opened.get(source, Count()).plus(count)
 
     def place(self, source: str, count: Count) -> None:
-        """Count rows that a stage put in place of sampled rows."""
+        """Add rows that the stage ``source`` put in place of sampled rows."""
         self.placed[source] = self.placed.get(source, Count()).plus(count)
 
     def end(self, source: str, end: End, count: Count) -> None:
-        """Count the outcome of rows, or of single tokens, from ``source``.
+        """Add the outcome ``end`` of rows, or of single tokens.
 
         ``source``: the node that sampled the rows, or the stage that put them in place of sampled rows.
         """
@@ -115,7 +116,7 @@ class RowAccount:
             self.ends[source, end] = self.ends.get((source, end), Count()).plus(count)
 
     def add(self, other: RowAccount) -> None:
-        """Add the counts of another account."""
+        """Add all counts of another account to this account."""
         for source, count in other.sampled.items():
             self.sample(source, count)
         for source, count in other.opened.items():
@@ -126,7 +127,7 @@ class RowAccount:
             self.end(source, end, count)
 
     def left(self, source: str) -> Count:
-        """Return the count of a source's rows that have no outcome yet; zero at the end of an iteration."""
+        """Return how many rows of ``source`` have no outcome yet. At the end of an iteration, it is zero."""
         known = [count for (name, _), count in self.ends.items() if name == source]
         total = Count()
         for counts in (self.sampled, self.opened, self.placed):
@@ -134,9 +135,9 @@ class RowAccount:
         return Count(*(whole - sum(count[i] for count in known) for i, whole in enumerate(total)))
 
     def of(self, fate: RowOutcome, node: str = "") -> Count:
-        """Return the count of rows with the outcome ``fate`` at a node.
+        """Return the number of rows with the outcome ``fate`` that the node ``node`` decided.
 
-        If ``node`` is empty, the rows at all nodes are counted.
+        If ``node`` is empty, rows are counted for all nodes.
         """
         total = Count()
         for (_, end), count in self.ends.items():
@@ -148,14 +149,14 @@ class RowAccount:
     def closes(self) -> bool:
         """Whether every row and token has exactly one outcome.
 
-        Groups are not compared, because rows of one group can have different outcomes.
+        Groups are not compared, because rows of one group may have different outcomes.
         """
         return not any(
             self.left(source)[1:] != (0, 0) for source in {*self.sampled, *self.opened, *self.placed}
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain JSON values, sorted so that equal accounts give equal text."""
+        """Return the account as plain JSON values, sorted so that equal accounts give equal text."""
         ends = [
             {
                 "source": source,
@@ -169,7 +170,7 @@ class RowAccount:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> RowAccount:
-        """Read an account from ``as_json`` values. Raises ValueError if the values are not an account."""
+        """Return the account that ``as_json`` returned as ``values``. Raises ValueError for other values."""
         try:
             account = RowAccount(
                 *(
@@ -203,7 +204,7 @@ CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """The result of an update for each of its rows."""
+    """For each row of an update, whether the update learned from the row, and if not, why."""
 
     # int64 [rows]: 0 if the update learned from the row. Otherwise a key of CAUSES, or the number (counted
     # from 1) of the column in ``columns`` that is not finite in this row
@@ -215,24 +216,24 @@ class UpdateRows:
 
     @property
     def metrics(self) -> PartialMetrics:
-        """Return the metric ``left_out``: the number of rows that the update did not learn from.
-
-        Returns {} if the update was not due.
+        """The metric ``left_out``: the number of rows that the update did not learn from. Empty if the update
+        was not due.
         """
         return {} if self.waits else known({"left_out": float((self.broken != 0).sum())})
 
 
 class RowOrigins(NamedTuple):
-    """For each row of an axis, the node that sampled the row and the row's index there.
+    """The origin of each row of an axis: the node that sampled the row, and the row's index among that node's
+    rows.
 
-    ``node`` is -1 for a row that no node sampled. Both are int64 [rows].
+    Both are int64 [rows]. ``node`` is -1 for a row that no node sampled.
     """
 
     node: Tensor
     row: Tensor
 
     def take(self, index: Tensor) -> RowOrigins:
-        """Return the origins of some of the rows."""
+        """Return the origins of the rows at ``index``."""
         return RowOrigins(self.node[index], self.row[index])
 
 
@@ -245,11 +246,11 @@ CHOSEN_AWAY, OWN = 1, 4
 class Ledger:
     """Collects the outcomes of rows while a plan runs.
 
-    ``axes``: the real row axis of each axis of the graph.
+    ``axes``: axis of the graph → the real row axis of this iteration.
     """
 
     def __init__(self, graph: Graph, axes: Mapping[int, Axis], longest: float = math.inf) -> None:
-        """``longest``: maximum tokens of a follow-up prompt."""
+        """Start without outcomes. ``longest``: the maximum number of tokens of a follow-up prompt."""
         self.graph, self.axes, self.longest = graph, axes, longest
         self.updates: dict[int, UpdateRows] = {}
         # node → cause of failure of each row's episode; empty if it did not fail
@@ -261,9 +262,9 @@ class Ledger:
         self._lengths: dict[int, Tensor] = {}
 
     def sampled(self, node: Node, rows: Batch) -> None:
-        """Record the rows that a node produced.
+        """Record the rows that a node made.
 
-        The rows of a `repeat` can be prompts, which have no tokens.
+        The rows of a `repeat` may be prompts, which have no tokens.
         """
         tokens = rows.data.get("tokens")
         if tokens is not None and tokens.lengths is not None and node.op in (Op.DATA, Op.GENERATE, Op.REPEAT):
@@ -272,9 +273,9 @@ class Ledger:
             self._lengths[node.id] = torch.zeros(len(rows), dtype=torch.int64)
 
     def account(self) -> RowAccount:
-        """Return the account of all rows.
+        """Return the account of all rows of this graph.
 
-        Rows that a `repeat` body returns are missing: the `repeat` itself accounts for them.
+        Rows that the body of a `repeat` returns are not included: the `repeat` itself accounts for them.
         """
         total = RowAccount()
         every = {**{i: rows.lengths for i, rows in self.placed.items()}, **self._lengths}
@@ -312,12 +313,12 @@ class Ledger:
         return total
 
     def _learns_from(self, stage: int) -> bool:
-        """Whether an update learns from the tokens that a stage returns."""
+        """Return True if an update learns from the tokens that the stage with the id ``stage`` returns."""
         return any(node.op is Op.UPDATE and self._maker(node, "tokens") == stage for node in self.graph.nodes)
 
     def _maker(self, node: Node, parameter: str) -> int | None:
-        """Return the id of the node that produces the input ``parameter`` of ``node``; None if it has no such
-        input.
+        """Return the id of the node that gives the input ``parameter`` of ``node``; None if ``node`` has no
+        such input.
         """
         return next((item.column.node for item in node.inputs if item.parameter == parameter), None)
 
@@ -328,9 +329,11 @@ class Ledger:
     def _sources(
         self, node: Node, here: Tensor | None, elsewhere: Tensor | None
     ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
-        """Yield the names under which rows of a node are counted, with the rows of each name.
+        """Yield (name, rows, other rows) for each name under which rows of a node are counted; the rows are
+        bool [rows].
 
-        A `repeat` with a stage that replaced rows has two names: the node that samples, and this stage.
+        The rows have two names if a stage in a `repeat` replaced some of them: the node that sampled, and the
+        stage.
         """
         marked = self.marked.get(node.id)
         if marked is None:
@@ -342,7 +345,9 @@ class Ledger:
         yield placer_of(node), there & marked, others | (there & ~marked)
 
     def _returned(self, outcomes: Mapping[int, _RowOutcomes]) -> dict[int, Tensor]:
-        """Return each source's rows that a `repeat` body returns with sampled tokens, bool [rows]."""
+        """Return node id → bool [rows]: True at rows of the node that the body of a `repeat` returns with
+        their sampled tokens.
+        """
         where = {i: torch.zeros(len(lengths), dtype=torch.bool) for i, lengths in self._lengths.items()}
         if self._in_body and self.graph.rows in self.axes:
             origins = self._with_placed(self.graph.rows, result_maker(self.graph), outcomes)
@@ -351,9 +356,9 @@ class Ledger:
         return where
 
     def replaced(self) -> Tensor | None:
-        """Return bool [rows]: for each row that a `repeat` body returns, whether a stage made it.
+        """Return bool [rows]: True at rows that the body of a `repeat` returns with tokens of a stage.
 
-        None if the body has no stage that returns tokens.
+        Returns None if no stage of the body returns tokens.
         """
         maker = result_maker(self.graph)
         where = (
@@ -367,8 +372,8 @@ class Ledger:
         return where[index] if where is not None and index is not None else None
 
     def _trains(self, axis: int) -> bool:
-        """Whether an update learns from rows of an axis, in this graph or after a `repeat` body has returned
-        them.
+        """Return True if an update learns from rows of the axis. If this graph is the body of a `repeat`,
+        returned rows count too.
         """
         axes = [node.axis for node in self.graph.nodes if node.op is Op.UPDATE] + [
             self.graph.rows
@@ -376,9 +381,8 @@ class Ledger:
         return any(axis in sources(self.graph.axes, learned) for learned in axes)
 
     def _reader(self, source: Node) -> str:
-        """Return the name of the last node that reads the output of ``source``.
-
-        If none does, return ``source``.
+        """Return the name of the last node that reads a column of ``source``; the name of ``source`` if no
+        node does.
         """
         later = reversed(self.graph.nodes[source.id + 1 :])
         return next(
@@ -387,9 +391,10 @@ class Ledger:
         )
 
     def _count_too_long(self, node: Node, outcomes: Mapping[int, _RowOutcomes]) -> None:
-        """Count rows whose follow-up prompt was too long.
+        """Record the outcome of rows whose follow-up prompt was too long.
 
-        Follow-up prompts for single tokens are not counted, because a row may have none of them.
+        Follow-up prompts that continue responses from single tokens are not considered, because a row may
+        have none of them.
         """
         assert node.makes is not None
         if self.axes[node.makes].cut is None:
@@ -397,7 +402,7 @@ class Ledger:
             self._end(self.origins(node.axis), self._not_in(node), outcomes, end, lambda source: CHOSEN_AWAY)
 
     def _not_in(self, node: Node) -> Tensor:
-        """Return the rows of a node's inputs that are missing in its outputs, bool [rows]."""
+        """Return bool [rows]: True at input rows of a node that have no row in its output."""
         assert node.makes is not None
         index, lacking = self.axes[node.makes].index, torch.ones(len(self.axes[node.axis]), dtype=torch.bool)
         if index is not None:
@@ -453,9 +458,10 @@ class Ledger:
             )
 
     def _with_placed(self, axis: int, maker: int | None, outcomes: Mapping[int, _RowOutcomes]) -> RowOrigins:
-        """Return the origins of rows whose tokens the node ``maker`` returned.
+        """Return the origins of the rows of ``axis``, whose tokens the node ``maker`` made.
 
-        If a stage replaced the tokens of a row, the stage is the row's origin.
+        If a stage replaced the tokens of a row, the origin of the row is the stage, and the outcome of the
+        sampled row is "replaced".
         """
         origins = self.origins(axis)
         index = (
@@ -477,9 +483,9 @@ class Ledger:
         return RowOrigins(torch.where(gone, maker, origins.node), torch.where(gone, index, origins.row))
 
     def _index(self, axis: int, origin: int) -> Tensor | None:
-        """For each row of ``axis``, return the index of the same row in ``origin``, int64 [rows].
+        """Return the index in the axis ``origin`` of each row of ``axis``, int64 [rows].
 
-        None if the rows of ``axis`` are not a selection from ``origin``.
+        Returns None if the rows of ``axis`` were not chosen from ``origin``.
         """
         index = torch.arange(len(self.axes[axis]))
         for step in chosen_from(self.graph.axes, axis):
@@ -492,7 +498,7 @@ class Ledger:
         return None
 
     def _failed(self, origins: RowOrigins) -> Iterator[tuple[str, Tensor]]:
-        """Yield each cause of failed episodes with its rows, bool [rows]."""
+        """Yield (cause, bool [rows]) for each cause of failed episodes among the rows."""
         for source, causes in self.failed.items():
             own = origins.node == source
             for cause in sorted(set(filter(None, causes))):
@@ -529,20 +535,22 @@ class Ledger:
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """Rows of a stage that returns tokens."""
+    """The rows that a stage returned with tokens of its own."""
 
     where: Tensor  # bool [rows]: the stage changed the tokens of the row
     lengths: Tensor  # int64 [rows]: tokens of each row
 
 
 class _RowOutcomes:
-    """Outcome of each row of a source, as an index into ``ends``, with its rank.
+    """The outcome of each row that a node sampled, as an index into ``ends``, with a rank.
 
     An outcome with a higher rank replaces an outcome with a lower rank.
     """
 
     def __init__(self, lengths: Tensor, reader: str) -> None:
-        """lengths: int64 [rows], tokens of each row."""
+        """Give all rows the outcome "read only" by the node ``reader``. lengths: int64 [rows], tokens of each
+        row.
+        """
         self.ends, self.lengths, self.tokens = [End(RowOutcome.READ, reader)], lengths, lengths.clone()
         self.end = torch.zeros(len(lengths), dtype=torch.int64)
         self.rank = torch.zeros(len(lengths), dtype=torch.int64)
@@ -550,7 +558,8 @@ class _RowOutcomes:
         self.maskers: dict[End, str] = {}
 
     def mask(self, rows: Tensor, end: End, tokens: Tensor, stage: str) -> None:
-        """Set how many tokens of each row had this outcome; the other tokens are masked out.
+        """Set how many tokens of each row in ``rows`` had the outcome ``end``. ``stage`` masked out the other
+        tokens.
 
         tokens: int64, one number for each of ``rows``.
         """
@@ -561,9 +570,9 @@ class _RowOutcomes:
     def count(
         self, total: RowAccount, name: str, axis: Axis, here: Tensor | None, elsewhere: Tensor | None = None
     ) -> None:
-        """Add the rows of the source to an account.
+        """Add the outcomes of the rows to the account ``total``, under ``name``.
 
-        here: bool [rows], the rows to count; None counts all rows. ``elsewhere``: see ``Count.of``.
+        here, bool [rows]: the rows to count; None counts all rows. ``elsewhere``: as in ``Count.of``.
         """
         for number, end in enumerate(self.ends):
             ended = self.end == number if here is None else here & (self.end == number)
@@ -572,7 +581,9 @@ class _RowOutcomes:
                 total.end(name, End(RowOutcome.LEFT_OUT, self.maskers[end], "masked"), Count(0, 0, masked))
 
     def set(self, rows: Tensor, end: End, rank: int) -> None:
-        """Set the outcome of rows, except rows that already have an outcome of this rank or a higher one."""
+        """Set the outcome of ``rows``, except rows that already have an outcome of this rank or a higher
+        rank.
+        """
         rows = rows[self.rank[rows] < rank]
         if end not in self.ends:
             self.ends.append(end)
@@ -581,9 +592,10 @@ class _RowOutcomes:
 
 
 def source_of(node: Node) -> str:
-    """Return the name under which rows of a node are counted.
+    """Return the name under which the rows of a node are counted.
 
-    For a `repeat`, this is the node in its body that samples the returned rows.
+    This is the node's own name. For a `repeat`, it is the name of the node in its body that samples the
+    returned rows.
     """
     if node.body is None:
         return node.name
@@ -595,7 +607,9 @@ def source_of(node: Node) -> str:
 
 
 def placer_of(node: Node) -> str:
-    """Return the stage in a `repeat` body that produced the returned tokens; empty if they stay as sampled."""
+    """Return the stage in the body of a `repeat` that made the returned tokens; an empty text if the tokens
+    are as sampled.
+    """
     maker = result_maker(node.body) if node.body is not None else None
     if node.body is None or maker is None:
         return ""
@@ -604,12 +618,14 @@ def placer_of(node: Node) -> str:
 
 
 def result_maker(graph: Graph) -> int | None:
-    """Return the node that produces the tokens of a graph's results; None if the graph returns no tokens."""
+    """Return the id of the node that makes the tokens of a graph's results; None if the results have no
+    tokens.
+    """
     return next((item.column.node for item in graph.results if item.parameter == "tokens"), None)
 
 
 def sampler_of(node: Node) -> frozenset[str]:
-    """Return the roles that sampled a node's rows."""
+    """Return the roles that sampled the rows of a node."""
     if node.body is None:
         return frozenset({node.role} if node.op is Op.GENERATE and node.role else ())
     return frozenset().union(*(sampler_of(inner) for inner in node.body.nodes))

@@ -1,4 +1,6 @@
-"""Run a stage on a batch: pass columns as padded tensors, check the results and store them as columns."""
+"""Run a stage on a batch: pass columns as padded tensors, check what the stage returns, and store it as
+columns.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,11 @@ LESS_MEMORY = (
 def apply_stage(
     stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
 ) -> tuple[Batch, dict[Label, PartialMetric]]:
-    """Run a stage on a batch. Return its columns, under the names that it declares, and its metrics.
+    """Run a stage on a batch. Return the columns that it gives, under their declared names, and its metrics.
 
-    ``batch`` has the columns that the stage reads; optional columns may be missing. ``trainer``: the trainer
-    of the stage's role, if it has one. Raises ValueError, with found and expected values, if a result does
-    not fit the stage's declaration.
+    ``batch`` has the columns that the stage reads; optional columns may be missing. ``seed``: the seed of the
+    call, for stages that draw random numbers. ``trainer``: the trainer of the stage's role, if it has one.
+    Raises ValueError, with found and expected values, if a result does not match the stage's declaration.
     """
     if stage.dispatch.split is None or stage.dispatch.merge is None:
         return apply_piece(stage, batch, settings, seed, trainer)
@@ -52,9 +54,10 @@ def apply_stage(
 
 
 def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
-    """Merge the results of pieces with the ``merge`` function of a registered dispatch mode.
+    """Merge the outputs of the ranks with the ``merge`` function of the dispatch mode that the author
+    registered.
 
-    Raises ValueError if rows or columns are missing.
+    ``batch``: the rows that were split. Raises ValueError if rows or columns are missing.
     """
     assert stage.dispatch.merge is not None
     whole = stage.dispatch.merge(outputs, batch)
@@ -69,7 +72,7 @@ def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
 def apply_piece(
     stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
 ) -> tuple[Batch, dict[Label, PartialMetric]]:
-    """Run the stage's function once on all rows of a batch. Return its columns and metrics."""
+    """Call the stage's function once with all rows of a batch. Return its columns and metrics."""
     columns = [(batch[name] if name in batch else None) for name in stage.signature.column_names]  # noqa: SIM401
     settings = dict(settings)
     if stage.draws:
@@ -96,7 +99,9 @@ def apply_piece(
 
 
 def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
-    """Return one generator for a stage that sees all rows, or one per row if rows may be on several ranks."""
+    """Return a generator for a stage that gets all rows, or a tuple with one per row if the rows may be on
+    several ranks.
+    """
     if stage.dispatch == DP_COMPUTE:
         return tuple(generator(s) for s in row_seeds(seed, batch.axis.keys))
     first = batch.axis.keys[0].tolist() if len(batch) else [0, 0]
@@ -104,10 +109,9 @@ def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
 
 
 def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Split a stage's result into the tuple of its values and the dict of its metrics.
+    """Split what a stage returned into a tuple of values and a dict of metrics.
 
-    The metrics are optional and come last in the result. ``count``: number of columns that the stage
-    declares.
+    ``count``: the number of columns that the stage declares. Metrics are optional and come last.
     """
     values = result if isinstance(result, tuple) else (result,)
     metrics = values[-1] if values and isinstance(values[-1], dict) else {}
@@ -116,9 +120,11 @@ def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def as_column(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bool = False) -> Data:
-    """Convert a value from a stage to a column. Raises ValueError if its shape, dtype or text does not fit.
+    """Convert a value that a stage returned to a column. Raises ValueError if its shape, dtype or text is
+    wrong.
 
-    ``kind``: the declared kind; None derives it from the value. ``every_rank``: the stage runs on every rank.
+    ``kind``: the declared kind; None infers it from the value. ``every_rank``: whether the stage runs on
+    every rank.
     """
     if value is None:
         raise ValueError(f"column '{name}': found None, expected {kind or 'a tensor'}")
@@ -143,7 +149,7 @@ def as_column(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank
 
 
 def _on_cpu(value: Any) -> Tensor:
-    """Return the value as a tensor on the CPU, detached from autograd."""
+    """Return the value as a CPU tensor without autograd."""
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     tensor = tensor.detach() if tensor.requires_grad else tensor
     return tensor if tensor.is_cpu else tensor.cpu()
@@ -155,9 +161,10 @@ def _kind_of(level: Level, dtype: torch.dtype) -> Kind:
 
 
 def token_lengths(batch: Batch, level: Level = Level.TOKEN) -> Tensor | None:
-    """Return the row lengths of a batch's token columns (or prompt columns), int64 [rows].
+    """Return the row lengths of a batch's token columns, or of its prompt columns if ``level`` says so, int64
+    [rows].
 
-    None if the batch has no such column.
+    Returns None if the batch has no such column.
     """
     return next((data.lengths for data in batch.data.values() if data.kind.level is level), None)
 
@@ -175,7 +182,7 @@ def _shape(level: Level, axis: Axis, lengths: Tensor | None) -> tuple[int, ...]:
 
 
 def _inferred_kind(name: str, value: Any, axis: Axis, lengths: Tensor | None) -> Kind:
-    """Derive the kind of an undeclared column from its first real value."""
+    """Infer the kind of an undeclared column from its first value."""
     if isinstance(value, list | tuple) and all(isinstance(item, str) or is_messages(item) for item in value):
         return Kind(Level.TEXT)
     tensor = torch.as_tensor(value)
@@ -199,7 +206,7 @@ def _text(name: str, kind: Kind, value: Any, rows: int) -> Data:
 
 
 def _string(name: str, row: int, item: Any) -> str:
-    """Return a text, or messages as one string. Raises ValueError for anything else."""
+    """Return a text unchanged, or messages packed into one string. Raises ValueError for anything else."""
     if isinstance(item, str):
         return item
     if is_messages(item):
@@ -213,9 +220,9 @@ def _string(name: str, row: int, item: Any) -> str:
 
 
 def _converted(name: str, kind: Kind, tensor: Tensor) -> Tensor:
-    """Convert a tensor to the standard dtype of its family. float64 is kept, because the author chose it.
+    """Convert a tensor to the standard dtype of its family. float64 stays, because the author chose it.
 
-    Raises ValueError if the tensor's dtype family differs from the column's.
+    Raises ValueError if the dtype family of the tensor differs from the dtype family of the column.
     """
     actual = _kind_of(kind.level, tensor.dtype)
     if kind.family is not None and actual.family != kind.family:
@@ -232,18 +239,18 @@ def _equal_in_groups(tensor: Tensor, axis: Axis) -> bool:
 
 
 def metric(name: str, value: Any, batch: Batch) -> PartialMetric:
-    """Return a stage's metric: the mean of its values, or the maximum if its name ends in ``_max``.
+    """Return a stage's metric: the mean of its values, or the maximum if ``name`` ends in ``_max``.
 
-    NaN is ignored. Of values per token, only values at unmasked tokens count.
+    NaN is skipped. For values per token, only tokens under the mask count.
     """
     tensor = torch.as_tensor(value).detach().cpu().double()
     return PartialMetric.of(tensor[_counted(name, tensor, batch)], as_kind(name))
 
 
 def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
-    """Return which entries of a metric count, as bool.
+    """Return which entries of a metric's values count, as bool.
 
-    For values per token, these are the unmasked tokens, or without a mask all tokens.
+    For values per token, these are the tokens under the mask; if the batch has no mask, all tokens.
     """
     lengths = token_lengths(batch)
     if value.ndim < 2 or lengths is None:
@@ -263,10 +270,11 @@ def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
 
 @contextlib.contextmanager
 def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None) -> Iterator[None]:
-    """Return a context that turns an exception of a stage into a StageError.
+    """Return a context that converts an exception of a stage to a StageError.
 
-    The StageError names the stage, iteration, number of rows and shapes; its cause is the exception.
-    Exceptions such as SystemExit are converted too, except a KeyboardInterrupt in the main thread.
+    The StageError names the stage, the iteration, the number of rows and the shapes; its cause is the
+    exception. SystemExit and similar exceptions are converted too, but not KeyboardInterrupt in the main
+    thread.
     """
     try:
         yield
@@ -291,12 +299,12 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
 
 
 def with_remedy(message: str) -> str:
-    """Return an error's text. If a model ran out of memory, a remedy is added."""
+    """Return the message of an error. If a model ran out of memory, a remedy is added."""
     return f"{message}\n  {LESS_MEMORY}" if any(text in message for text in NO_MEMORY) else message
 
 
 def ending(error: BaseException) -> str:
-    """Describe a SystemExit or similar exception of a stage, with the line that raised it."""
+    """Describe an exception such as SystemExit that a stage raised, with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_ROOT)] or frames
     where = f" (raised by {Place(own[-1].filename, own[-1].lineno or 1)})" if own else ""
@@ -305,7 +313,7 @@ def ending(error: BaseException) -> str:
 
 
 def shapes(batch: Batch) -> dict[str, str]:
-    """Return the kind and padded shape of each column, for messages."""
+    """Return the kind and the padded shape of each column as text, for messages."""
     return {name: f"{data.kind} {_size(data, batch.axis)}" for name, data in batch.data.items()}
 
 

@@ -1,4 +1,6 @@
-"""Computed settings: numbers that a flow computes, read from columns and checked against their range."""
+"""Computed settings: settings of a call whose value is a column. The numbers are checked against the
+setting's range.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ from rlflow.training.protocols import Sampling
 def with_numbers(
     settings: Mapping[str, Any], batch: Batch, signature: Signature | None
 ) -> tuple[Mapping[str, Any], Batch]:
-    """Return the settings with numbers from setting columns, and the batch without these columns.
+    """Return the settings with numbers in place of setting columns, and the batch without these columns.
 
     ``signature``: the signature of the stage or loss; None for `generate`. Raises ValueError for a number out
-    of its range.
+    of range.
     """
     columns = [name for name in batch.data if name.startswith(SETTING)]
     if not columns:
@@ -36,17 +38,19 @@ def with_numbers(
 
 
 def sampling_of(options: GenerateOptions, numbers: Mapping[str, float] = MappingProxyType({})) -> Sampling:
-    """Return the sampling settings of a call. ``numbers``: values of settings that are columns."""
+    """Return the sampling settings of a `generate` call. ``numbers``: the values of settings that are
+    columns.
+    """
     return Sampling(
         **{name: value for name, value in {**vars(options), **numbers}.items() if name != "environment"}
     )
 
 
 def check_range(name: str, number: float, signature: Signature | None) -> None:
-    """Check a number against the range of its setting. Raises ValueError if it is out of range.
+    """Check a computed number against the range of its setting. Raises ValueError if it is out of range.
 
-    If ``signature`` is None, the setting and its range are those of `generate`. Otherwise the range is the
-    setting's annotation in a stage or loss. Without an annotation, the number must be finite.
+    If ``signature`` is None, the setting is one of `generate`. Otherwise, the annotation of the setting in
+    the stage or loss defines the range; without an annotation, the number must be finite.
     """
     if signature is None:
         expected = "" if methods.GENERATE[name].test(number) else methods.GENERATE[name].expected
@@ -57,7 +61,7 @@ def check_range(name: str, number: float, signature: Signature | None) -> None:
 
 
 def _unfit(type_: Any, number: float) -> str:
-    """Return the expected range if the number is out of range, otherwise an empty text."""
+    """Return the allowed range as text if the number is out of range, otherwise an empty text."""
     if not math.isfinite(number):
         return "a finite number"
     try:
@@ -68,9 +72,10 @@ def _unfit(type_: Any, number: float) -> str:
 
 
 def as_numbers(settings: Mapping[str, Any], takes: Any, signature: Signature | None) -> dict[str, Any]:
-    """Return the settings of an eager call, with 0-d tensors converted to numbers.
+    """Return the settings of an eager call with 0-d tensors converted to numbers.
 
-    A setting is converted only if ``takes(name)`` is true. Raises ValueError for a number out of its range.
+    Only settings for which ``takes(name)`` is True are converted. Raises ValueError for a number out of
+    range.
     """
     numbers = {
         name: float(value)

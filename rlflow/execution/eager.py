@@ -1,4 +1,4 @@
-"""Eager flows: run the lines of a flow on real batches in this process, for debugging."""
+"""Eager flows: run the calls of a flow immediately, on real batches in this process, for debugging."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from rlflow.training.threads import alone
 
 
 class OutsideFlow:
-    """The scope outside any flow: stages run immediately, without random numbers, roles or state."""
+    """The scope outside any flow. Stages run immediately, without random numbers, roles or state."""
 
     def number(self, name: str) -> None:
-        """Return None, because there is no state outside a flow."""
+        """Return None, because there are no state scalars outside a flow."""
 
     def stage(
         self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]
     ) -> Batch:
-        """Run a stage outside a flow, in this process, and return its columns.
+        """Run a stage outside a flow, in this process, and return the columns that it gives.
 
-        Raises FlowError for a stage that runs on a role.
+        Raises FlowError for a stage that runs with the trainer of a role.
         """
         if stage.on is not None:
             raise FlowError(
@@ -92,22 +92,22 @@ class OutsideFlow:
         )
 
     def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
-        """Return the rows that a column chooses."""
+        """Return the rows that ``options`` select by the values of ``column``."""
         rows = real("choose", batch)
         return rows.rows(chosen_rows(rows[column], rows.axis, options))
 
     def concat(self, batches: Sequence[Any]) -> Batch:
-        """Return the joined rows of several batches."""
+        """Return one batch with the rows of all batches."""
         return joined_rows([real("concat", batch) for batch in batches])
 
 
 def prepared(
     stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[Batch, dict[str, Any]]:
-    """Return the columns that a stage reads, and all its settings with defaults filled in.
+    """Return the columns that a stage reads, and its settings with defaults filled in.
 
-    ``state``: columns of the flow's state. If columns or settings are missing, raises the same FlowError as
-    tracing.
+    ``state``: columns of the flow's state. If a column or setting is missing, raises the FlowError that
+    tracing would raise.
     """
     what, place = f"stage '{stage.name}'", call_place()
     batch = real(what, batch)
@@ -120,12 +120,12 @@ def prepared(
 
 
 def _reading(column: str, kind: Kind) -> Signature:
-    """Return the signature of a function that reads one column."""
+    """Return the signature of a function that reads only this column."""
     return Signature((ColumnParameter(column, kind, False),), {}, False)
 
 
 def real(what: str, batch: Any) -> Batch:
-    """Return the batch. Raises FlowError for a batch of a trace, and for any other value."""
+    """Return the batch unchanged. Raises FlowError if it is symbolic or not a batch."""
     if not isinstance(batch, Batch):
         raise FlowError(
             rules.leaked(call_place()) if symbolic(batch) else rules.not_a_batch(what, batch, call_place())
@@ -136,10 +136,10 @@ def real(what: str, batch: Any) -> Batch:
 def check_columns(
     what: str, signature: Signature, batch: Batch, place: Place | None, definition: Place | None
 ) -> None:
-    """Check that a batch has the columns of a signature, with the right kinds.
+    """Check that a batch has the columns that a function reads, with the right kinds.
 
-    Raises the same FlowError as tracing. ``what``, ``place`` and ``definition``: the call's name, its line,
-    and the function's line, for the message.
+    Raises the FlowError that tracing would raise. ``what``, ``place`` and ``definition`` are the name of the
+    call, its line, and the line of the function, for the message.
     """
     problems = []
     for parameter in signature.columns:
@@ -155,9 +155,9 @@ def check_columns(
 def checked(
     what: str, signature: Signature, settings: Mapping[str, Any], skip: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return settings with defaults filled in. Raises FlowError for unknown and missing settings.
+    """Return settings with defaults filled in. Raises FlowError for unknown or missing settings.
 
-    ``skip``: parameters that are not settings.
+    ``skip``: parameters of the function that are not settings.
     """
     known = {name: default for name, default in signature.settings.items() if name not in skip}
     place = call_place()
@@ -179,9 +179,10 @@ def checked(
 def computed_settings(
     what: str, settings: Mapping[str, Any], takes: Callable[[str], bool], signature: Signature | None
 ) -> dict[str, Any]:
-    """Return settings with scalar columns converted to numbers.
+    """Return the settings with scalar columns converted to numbers, if ``takes(name)`` allows a column for
+    the setting.
 
-    Raises FlowError for a number out of its range.
+    Raises FlowError for a number out of range.
     """
     try:
         return as_numbers(settings, takes, signature)
@@ -199,7 +200,7 @@ def computed_settings(
 
 
 def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
-    """Return the result of a call with its columns renamed to ``gives``. None keeps their names.
+    """Return the batch with its columns renamed to ``gives``, in order. None keeps the names.
 
     Raises FlowError if the number of names differs from the number of columns.
     """
@@ -219,9 +220,9 @@ def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
 
 @dataclass
 class Session:
-    """The scope of an eager iteration.
+    """The scope of an eager iteration, which runs the calls of a flow.
 
-    It counts calls in the same way as tracing, so the random numbers are the same.
+    It numbers the calls in the same way as tracing, so random draws are equal.
     """
 
     engine: Engine
@@ -232,13 +233,13 @@ class Session:
     _tallies: dict[Figure, PartialMetric] = field(default_factory=dict)
 
     def next_call(self, name: str) -> tuple[int, str]:
-        """Return the number of this call in program order, and the name of its node."""
+        """Count a call of ``name``. Return its number in program order, and the name of its node."""
         count = self._names[name] = self._names.get(name, 0) + 1
         self.calls += 1
         return self.calls - 1, name if count == 1 else f"{name}#{count}"
 
     def number(self, name: str) -> Tensor | None:
-        """Return the value of a state, or of a column of the iteration clock, as in compiled flows.
+        """Return the value of a state scalar, or of ``iteration`` or ``progress``, as in compiled flows.
 
         Returns None for other names.
         """
@@ -250,13 +251,15 @@ class Session:
         return value
 
     def log(self, node: str, metrics: PartialMetrics, of: Of = Of.NODE, role: str = "") -> None:
-        """Store the metrics of a node. ``role``: the role that the node calls."""
+        """Store the metrics of a node. ``of``: what kind of node it is. ``role``: the role that the node
+        calls.
+        """
         self.metrics |= accumulated(self._tallies, figures(metrics, of, node, role))
 
     def stage(
         self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]
     ) -> Batch:
-        """Run a stage on a batch."""
+        """Run a stage on a batch and return the columns that it gives."""
         call, node = self.next_call(stage.name)
         inputs, settings = prepared(
             stage, batch, self.engine.state_batch(real(stage.name, batch)).data, settings
@@ -274,10 +277,9 @@ class Session:
         return result
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Batch:
-        """Make a follow-up prompt from every row.
+        """Return a follow-up prompt for each row.
 
-        The prompts are encoded later, when a role samples from them, because only then the tokenizer is
-        known.
+        The prompts are encoded only when a role samples from them, because each role has its own tokenizer.
         """
         place, batch = call_place(), real("ask", batch)
         _, node = self.next_call("ask")
@@ -304,7 +306,7 @@ class Session:
         )
 
     def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
-        """Return the rows that a column chooses.
+        """Return the rows that ``options`` select by the values of ``column``.
 
         Raises SkipIteration if no row is left, except inside a `repeat`.
         """
@@ -318,13 +320,13 @@ class Session:
         return Batch(rows.axis, batch.carried(rows.axis))
 
     def concat(self, batches: Sequence[Any]) -> Batch:
-        """Return the joined rows of several batches."""
+        """Return one batch with the rows of all batches."""
         parts = [real("concat", batch) for batch in batches]
         self.next_call("concat")
         return joined_rows(parts)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Batch:
-        """Call ``body`` on fresh prompts until it has kept enough groups. Return the kept groups."""
+        """Call ``body`` with new prompts until enough groups are kept. Return the kept groups."""
         place, name = call_place(), getattr(body, "__name__", "body")
         bound = methods.bind("repeat", methods.REPEAT, {"groups": groups, "tries": tries}, place)
         prompts = real("repeat", prompts)
@@ -353,10 +355,12 @@ class Session:
 
 
 class Role:
-    """A role in an eager flow, with the methods of the role contract. Each call runs immediately."""
+    """A role in an eager flow, with methods such as `generate` and `update`. Each call runs immediately."""
 
     def __init__(self, name: str, engine: Engine, weight: float = 1.0) -> None:
-        """``weight``: weight of this reward, as in ``--reward X:WEIGHT`` for one of ``*rewards``."""
+        """Make the role ``name``. ``weight``: the weight of this reward from ``--reward X:WEIGHT``, for one
+        of ``*rewards``.
+        """
         self._name = name
         self._engine = engine
         self.weight = weight
@@ -385,9 +389,8 @@ class Role:
         return Batch(rows.axis, prompts.carried(rows.axis) | rows.data)
 
     def logprobs(self, batch: Batch, *, gives: str | tuple[str, ...] = "logprobs") -> Batch:
-        """Score rows with the role's trainer.
-
-        Returns the column of log-probabilities, and a column of entropies if ``gives`` names two columns.
+        """Return the log-probs of the rows, computed by the role's trainer. If ``gives`` has two names, also
+        return entropies.
         """
         names = (gives,) if isinstance(gives, str) else tuple(gives)
         return self._forward(
@@ -395,7 +398,7 @@ class Role:
         )
 
     def values(self, batch: Batch, *, gives: str | tuple[str, ...] = "values") -> Batch:
-        """Return estimated values of rows, from the role's trainer."""
+        """Return the values of the rows, computed by the role's trainer."""
         return self._forward(
             "values", ("values",), (gives,) if isinstance(gives, str) else tuple(gives), batch
         )
@@ -409,7 +412,7 @@ class Role:
             return renamed(node, self._engine.forward(self._name, want, inputs), gives)
 
     def __call__(self, batch: Batch, *, gives: str | tuple[str, ...] = "scores") -> Batch:
-        """Return the scores of the rows, as a batch."""
+        """Return the scores of the rows, as a batch with one column."""
         session, _, node = self._call("")
         with failing(node, self._engine.iteration, real(node, batch), call_place()):
             result, metrics = self._engine.reward(self._name, batch)
@@ -417,9 +420,9 @@ class Role:
         return renamed(node, result, (gives,) if isinstance(gives, str) else tuple(gives))
 
     def update(self, batch: Batch, loss: Loss | Sequence[Loss], **settings: Any) -> None:
-        """Train the role on rows.
+        """Train the role on the rows of ``batch``.
 
-        If ``loss`` is a sequence, each step uses the sum of these losses.
+        If there are several losses, each optimizer step uses their weighted sum.
         """
         session, call, node = self._call("update")
         if wrong := rules.no_losses(loss):
@@ -447,24 +450,23 @@ class Role:
 
 
 def update_reads(loss: Loss) -> tuple[str, ...]:
-    """Return the columns that an update reads: columns for the model, and columns for the loss."""
+    """Return the names of the columns that an update reads, for the model and for the loss."""
     return tuple(
         dict.fromkeys((*methods.MODEL_READS, "mask", "temperature", "group", *loss.signature.column_names))
     )
 
 
 class Eager:
-    """Runs flows and stages that are called as plain functions.
-
-    Implements `rlflow.author.scope.Interpreter`.
+    """Runs flows and stages that user code calls like functions. Implements
+    `rlflow.author.scope.Interpreter`.
     """
 
     def call(self, flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Run one eager iteration. Inside another flow, only run the lines of the flow.
+        """Run one eager iteration of ``flow``. Inside another flow, run only the calls of ``flow``.
 
-        After an iteration, the iteration counter increases by one. If there was nothing to train on, the
-        result is None, and the counter also increases. After an exception, the state is the same as before
-        the call.
+        After an iteration, the iteration counter increases by 1. If there was nothing to train on, the result
+        is None, and the counter increases too. If the flow raises an exception, the state is as before the
+        call.
         """
         if scope._current.get() is not None:
             return flow.function(prompts, *roles, **named)
@@ -494,5 +496,5 @@ class Eager:
         return result
 
     def bare(self) -> OutsideFlow:
-        """Return the scope outside any flow."""
+        """Return the scope for stages that are called outside any flow."""
         return OutsideFlow()

@@ -1,10 +1,10 @@
-"""Episodes: rows that are sampled turn by turn, with answers from an environment between turns.
+"""Episodes: rows that are sampled turn by turn, with answers from an environment between the turns.
 
-All rows take a turn together: a generator continues each row, then the environments answer in parallel.
-Sampled tokens are never encoded again. Environment messages are encoded by themselves and masked out. A turn
-may sample the tokens of ``max_tokens`` that are left. Each turn has its own seed, derived from the row's
-seed; turn 0 uses the row's seed itself. Therefore, if the environment writes no message, the row is bit-equal
-to a row sampled without an environment.
+All rows take a turn together: the generator continues each row, and then the environments answer in parallel.
+Sampled tokens are never encoded again. Environment messages are encoded separately and masked out. A turn may
+sample as many tokens as are left of ``max_tokens``. Each turn has a seed that is derived from the row's seed.
+Turn 0 uses the row's seed itself, so a row without environment messages equals a row that was sampled without
+an environment, bit for bit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EnvironmentText = str | list[Message]
 
 @dataclass(frozen=True)
 class Speech:
-    """The functions that encode environment messages and decode sampled tokens, for the model of a role."""
+    """The functions that encode environment messages and decode sampled tokens, for the model of one role."""
 
     # token ids of texts after sampled ids
     speak: Callable[[Sequence[EnvironmentText], Sequence[Sequence[int]]], list[list[int]]]
@@ -50,7 +50,7 @@ class Speech:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Tokens of a row from one turn, or from an environment message (turn -1)."""
+    """The tokens of a row from one turn, or from one environment message (turn -1)."""
 
     tokens: Tensor  # int64
     logprobs: Tensor
@@ -79,25 +79,25 @@ class _Row:
     changed: dict[str, float] = field(default_factory=dict)
 
     def add(self, piece: _Piece) -> None:
-        """Append tokens to the row."""
+        """Append the tokens of ``piece`` to the row."""
         self.pieces.append(piece)
         self.length += piece.size
 
     @property
     def context(self) -> Tensor:
-        """Return the token ids from which the next turn is sampled: the prompt and all tokens so far."""
+        """The token ids from which the next turn is sampled: the prompt and all tokens so far."""
         return torch.cat([self.prompt, *(piece.tokens for piece in self.pieces)])
 
     def fail(self, failure: Failure) -> None:
-        """End the episode without a score. ``failure``: the cause."""
+        """End the episode without a score, because of ``failure``."""
         self.failure, self.finish = failure, "failed"
 
 
 @dataclass
 class Episodes:
-    """Samples the rows of one call of `generate` with an environment.
+    """Samples the rows of one `generate` call in an environment.
 
-    ``sampling.max_tokens`` limits all tokens of a row, including environment messages.
+    ``sampling.max_tokens`` limits the number of all tokens of a row, including environment messages.
     """
 
     generate: Generate
@@ -106,10 +106,10 @@ class Episodes:
     speech: Speech
 
     def sampled(self, prompts: Batch, seeds: Sequence[int], seed: int) -> Batch:
-        """Return the columns of `generate` and EPISODE_GIVES. The ``samples`` rows of a prompt are adjacent.
+        """Sample all rows. Return the columns of `generate`, and the columns EPISODE_GIVES.
 
-        ``seeds``: one for each row. ``seed``: the seed of the call, from which the environment's seed for
-        each prompt is derived.
+        The ``samples`` rows of a prompt are adjacent. ``seeds``: one for each row. ``seed``: the seed of the
+        call, from which the environment's seed for each prompt is derived.
         """
         axis = prompts.axis.repeat(self.sampling.samples)
         rows = self._opened(prompts, axis, seed)
@@ -134,7 +134,9 @@ class Episodes:
         )
 
     def _opened(self, prompts: Batch, axis: Axis, seed: int) -> list[_Row]:
-        """Start the episodes. All episodes of a prompt have the same environment seed."""
+        """Start an episode for each row and return the rows. All episodes of a prompt have the same
+        environment seed.
+        """
         own = row_seeds(derived(seed, "environment"), prompts.axis.keys)
         values = _row_values(prompts, self.pool)
         copies = self.sampling.samples
@@ -161,9 +163,9 @@ class Episodes:
     def _from_here(
         self, rows: Sequence[_Row], places: Sequence[int], axis: Axis, seeds: Sequence[int], turn: int
     ) -> Batch:
-        """Sample one turn of some rows.
+        """Sample one turn of the rows at ``places``.
 
-        Each row continues from its own context, within its own token budget.
+        Each row continues from its own tokens, with the number of tokens that it has left.
         """
         # all models of the run can process this many tokens
         most = max(len(row.prompt) for row in rows) + self.sampling.max_tokens
@@ -201,7 +203,7 @@ class Episodes:
         )
 
     def _take(self, rows: Sequence[_Row], places: Sequence[int], sampled: Batch, turn: int) -> None:
-        """Append the sampled tokens of a turn, then let the environments answer."""
+        """Append the sampled tokens of a turn to the rows at ``places``, and let the environments answer."""
         lengths = sampled.data["tokens"].row_lengths
         columns = [
             sampled.data[name].value.split(lengths.tolist())
@@ -241,9 +243,9 @@ class Episodes:
         )
 
     def _run_tools(self, rows: Sequence[_Row]) -> list[Answer]:
-        """Run the tools that rows have called.
+        """Run the tools that the rows called in the last turn, and return the answers.
 
-        The answer to an invalid call describes the error, so that the model can call again. A turn without
+        If a call is invalid, its answer describes the error, so that the model can call again. A turn without
         calls ends the episode.
         """
         calls = self.speech.calls([row.pieces[-1].tokens.tolist() for row in rows])
@@ -266,7 +268,7 @@ class Episodes:
         ]
 
     def _fault(self, call: ToolCall) -> str:
-        """Return why a call cannot be run; empty if it can."""
+        """Return why a tool call cannot be run; an empty text if it can."""
         tool = next((tool for tool in self.pool.spec.tools if tool.name == call.name), None)
         if call.problem or tool is None:
             return (
@@ -299,7 +301,7 @@ class Episodes:
     def _continue_rows(
         self, rows: Sequence[_Row], answers: Sequence[Answer], stopped: Sequence[bool], turn: int
     ) -> None:
-        """Decide which rows continue, and append the environment messages to these rows."""
+        """Decide which rows continue after the answers, and append the environment messages to these rows."""
         speaking, texts = [], []
         for row, answer, ended in zip(rows, answers, stopped, strict=True):
             if isinstance(answer, Failure):
@@ -326,9 +328,9 @@ class Episodes:
     def _append_messages(
         self, rows: Sequence[_Row], texts: Sequence[EnvironmentText], sampled: Sequence[Sequence[int]]
     ) -> None:
-        """Append environment messages to rows, masked out.
+        """Append the environment messages to the rows as masked-out tokens.
 
-        If a message would leave no token to sample, the row ends without it.
+        If a message would leave no token to sample, the row ends without the message.
         """
         if not rows:
             return
@@ -348,9 +350,10 @@ class Episodes:
     def _ids(
         self, texts: Sequence[EnvironmentText], sampled: Sequence[Sequence[int]]
     ) -> list[tuple[list[int], bool]]:
-        """Return the token ids of each message, and whether the message was cut to the limit ``says``.
+        """Return the token ids of each environment message, and whether the message was cut to the limit
+        ``bounds.says``.
 
-        Plain text is truncated. In a list of messages, the last message is shortened.
+        A text is cut at its end. Of several messages, the last one is shortened.
         """
         most = self.pool.spec.bounds.says
         heads = [cut_to(text, most * CHARACTERS) for text in texts]
@@ -372,13 +375,13 @@ class Episodes:
         return list(zip(ids, long, strict=True))
 
     def _shortened(self, messages: list[Message], tokens: int) -> list[Message]:
-        """Return the messages, with the last one shortened by ``tokens`` tokens."""
+        """Return the messages with the last message shortened by ``tokens`` tokens."""
         content = self.speech.encode(messages[-1].get("content") or "")
         (text,) = self.speech.decode([content[: max(len(content) - tokens, 0)]])
         return [*messages[:-1], {**messages[-1], "content": text}]
 
     def _scored(self, rows: Sequence[_Row]) -> None:
-        """End the episodes, and store the scores that the environment gives."""
+        """End the episodes, and store the scores that the environments return."""
         ended = [row for row in rows if row.failure is None]
         for row, answer in zip(ended, self.pool.end([row.episode for row in ended]), strict=True):
             if isinstance(answer, Failure):
@@ -391,7 +394,7 @@ class Episodes:
     def _completions(self, rows: Sequence[_Row], first: Sequence[str]) -> list[str]:
         """Return the text of each row, including environment messages.
 
-        The text of a row with a single turn is the generator's text in ``first``.
+        The text of a row with a single turn is the generator's own text, from ``first``.
         """
         several = [place for place, row in enumerate(rows) if len(row.pieces) > 1]
         texts = dict(
@@ -448,9 +451,9 @@ class Episodes:
 
 
 def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
-    """For each prompt, return the columns that ``reset`` reads, by name.
+    """Return for each prompt the values that the environment's ``reset`` reads, by column name.
 
-    Data fields are JSON texts.
+    Fields of the data are JSON texts.
     """
     columns = {name: prompts[name] for name in read_columns(prompts.data, pool)}
     plain = {
@@ -461,7 +464,7 @@ def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
 
 
 def _changes(answer: Mapping[str, Any]) -> dict[str, float]:
-    """Return how an answer was changed before the model reads it, as counts by name."""
+    """Return the counts of changes that were made to an answer before the model reads it, by name."""
     return {name: answer[name] for name in CHANGES if name in answer}
 
 
@@ -476,7 +479,7 @@ def _score(row: _Row) -> float:
 
 
 def _transcript(row: _Row) -> str:
-    """Return the episode as JSON: all messages of each turn."""
+    """Return the episode as JSON, with all messages of each turn."""
     failed = {"failed": f"{row.failure.cause}: {row.failure.message}"} if row.failure else {}
     return json.dumps(
         {**({"reset": row.opening} if row.opening else {}), "turns": row.turns, **failed}, ensure_ascii=False
@@ -488,7 +491,7 @@ def _joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def read_columns(columns: Mapping[str, Any], pool: EnvironmentPool) -> tuple[str, ...]:
-    """Return which of these columns are read when rows are sampled in an environment."""
+    """Return the columns that the environments read."""
     source = pool.spec.source
     names = [*source.required, *source.optional, *(REST if source.rest else ())]
     fields = [name for name in columns if source.rest and name.startswith(field_column(""))]

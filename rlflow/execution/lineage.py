@@ -17,11 +17,11 @@ from rlflow.errors import FlowError
 
 
 def chosen_rows(by: Tensor, axis: Axis, options: ChooseOptions) -> Tensor:
-    """Return the chosen rows of an axis in row order, int64.
+    """Return the indices of the chosen rows, int64, in row order.
 
-    Without ``options.count``, ``by`` is bool [rows] and marks the rows. With ``count``, ``by`` has a number
-    per row, and the rows with the ``count`` highest numbers in the batch, or in each group, are chosen. Of
-    equal numbers, the first are chosen; NaN is never chosen.
+    If ``options.count`` is 0, ``by`` is bool [rows] and marks the chosen rows. Otherwise, ``by`` has a number
+    per row, and the rows with the ``count`` largest numbers are chosen, in the batch or in each group. If
+    numbers are equal, the earlier row is chosen. NaN is never chosen.
     """
     if not options.count:
         return by.bool().nonzero()[:, 0]
@@ -35,9 +35,9 @@ def chosen_rows(by: Tensor, axis: Axis, options: ChooseOptions) -> Tensor:
 
 
 def asked_data(data: Data, axis: Axis, asked: Axis) -> Data:
-    """Return a column of the parent rows, repeated over their follow-up prompts.
+    """Return a column of source rows for their follow-up prompts.
 
-    ``axis``: the axis of the prompts. ``asked``: the axis of the parent rows.
+    ``axis``: the axis of the follow-up prompts. ``asked``: the axis of the source rows.
     """
     if data.kind.level is Level.SCALAR:
         return data
@@ -46,12 +46,12 @@ def asked_data(data: Data, axis: Axis, asked: Axis) -> Data:
 
 
 def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
-    """Return the beginnings of rows to continue from.
+    """Return prompts that continue responses, and the number of response tokens in each prompt.
 
-    The column ``until`` has a number of tokens for each row, or a bool for each token; then a beginning ends
-    before each True. Returns the columns ``prompt_tokens`` and ``prefix_length`` over the new rows, and the
-    number of response tokens in each beginning. Raises ValueError for a number below 0 or larger than the
-    row.
+    The column ``until`` selects the places. If it has a number per row, there is one prompt per row, with
+    this number of response tokens. If it has a bool per token, there is a prompt for each True, with the
+    response tokens before the True. The prompts have the columns ``prompt_tokens`` and ``prefix_length``.
+    Raises ValueError for a number below 0 or larger than the row.
     """
     tokens, until = batch.data["tokens"], batch.data["until"]
     lengths = tokens.row_lengths
@@ -75,12 +75,14 @@ def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
 
 
 def before(batch: Batch) -> Tensor:
-    """Return how many response tokens are already part of each prompt, int64 [rows]."""
+    """Return how many tokens of each prompt are already response tokens, int64 [rows]."""
     return batch["prefix_length"] if "prefix_length" in batch else torch.zeros(len(batch), dtype=torch.int64)
 
 
 def after_each(data: Data, value: Tensor, lengths: Tensor) -> Data:
-    """Append ``lengths`` entries of ``value`` to the rows of a ragged column."""
+    """Return a ragged column in which each row has more entries at its end: row i gets the next
+    ``lengths[i]`` of ``value``.
+    """
     total = data.row_lengths + lengths
     starts = total.cumsum(0) - total
     whole = torch.empty(int(total.sum()), dtype=data.value.dtype)
@@ -92,9 +94,10 @@ def after_each(data: Data, value: Tensor, lengths: Tensor) -> Data:
 def whole_completions(
     decode: Callable[[Sequence[Sequence[int]]], list[str]], prompts: Batch, rows: Batch
 ) -> Batch:
-    """Return sampled rows in which ``completion`` includes the part of the response that was in the prompt.
+    """Return the sampled rows with the complete response as ``completion``, including the part that was in
+    the prompt.
 
-    The stop token that ended a response is not part of the text. ``prompts``: the prompts of the rows.
+    ``prompts``: the prompts of the rows. The stop token that ended a response is not part of the text.
     """
     where = rows.axis.back_to(prompts.axis)
     prefix = prompts["prefix_length"][where].tolist()
@@ -105,16 +108,16 @@ def whole_completions(
 
 
 def per_row(data: Data, axis: Axis) -> Data:
-    """Turn a value per group into a value per row."""
+    """Return a group column as a row column; return other columns unchanged."""
     if data.kind.level is not Level.GROUP:
         return data
     return replace(data, kind=Kind(Level.ROW, data.kind.dtype), value=data.value[axis.slots])
 
 
 def joined_rows(parts: Sequence[Batch]) -> Batch:
-    """Join the rows of all parts, with the columns that all parts have.
+    """Return one batch with the rows of all parts and the columns that all parts have.
 
-    Raises FlowError for a column whose kind differs between parts.
+    Raises FlowError if the kind of a column differs between parts.
     """
     axis = Axis.join([part.axis for part in parts])
     names = [name for name in parts[0].data if name != "group" and all(name in part for part in parts)]
@@ -126,7 +129,7 @@ def joined_rows(parts: Sequence[Batch]) -> Batch:
 
 
 def group_of_joined(axis: Axis, parts: Sequence[Batch]) -> dict[str, Data]:
-    """Return the column ``group`` of joined rows if all parts have groups, else nothing."""
+    """Return the column ``group`` of joined rows, by its name. The result is empty if a part has no groups."""
     return {"group": group_column(axis)} if all(part.axis.grouped for part in parts) else {}
 
 

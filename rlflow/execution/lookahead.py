@@ -1,12 +1,12 @@
-"""Sampling ahead of training: later iterations sample while one trains (staleness K).
+"""Sampling ahead of training: while an iteration trains, later iterations sample (staleness K).
 
 Rows of iteration j are sampled with the weights after j - K iterations. This depends only on iteration
 numbers, never on timing. A flow with a `repeat` samples only one iteration ahead, with the weights after j -
-1 iterations. The groups that it carries over can then be used at the start of later iterations, until they
-are K iterations old. One thread samples the iterations one after another, because each iteration starts from
-the data position and the carry-over of the previous one.
+1 iterations. Groups that it carries over can be used by later iterations, until they are K iterations old.
+One thread samples the iterations in order, because each iteration starts from the data position and the
+carry-over of the iteration before.
 
-The module also stores the carry-over of a `repeat`: groups that it kept beyond the number that it needs.
+The module also stores the carry-over of a `repeat`: the groups that it kept beyond the number that it needs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Versions = Mapping[str, int]  # role → number of updates in its weights
 
 @dataclass(frozen=True)
 class CarriedGroups:
-    """Carry-over: complete groups that were sampled with the same weights."""
+    """Groups that a `repeat` carried over and that were sampled with the same weights."""
 
     rows: Batch
     versions: Versions  # versions of these weights
@@ -50,14 +50,14 @@ class CarriedGroups:
 
 @dataclass
 class CarryOver:
-    """The carry-over of one `repeat`, in prompt order."""
+    """All groups that one `repeat` carried over, in prompt order."""
 
     pieces: list[CarriedGroups] = field(default_factory=list)
 
     def opening(self, oldest: Versions) -> tuple[list[CarriedGroups], list[CarriedGroups]]:
-        """Take all groups out of the carry-over, split into usable groups and groups that are too old.
+        """Take all groups out of the carry-over. Return the usable groups, and the groups that are too old.
 
-        The usable groups are used at the start of an iteration. Their weights are not older than ``oldest``.
+        Groups are usable if their weights are not older than ``oldest``.
         """
         pieces, self.pieces = self.pieces, []
         young = [
@@ -69,20 +69,22 @@ class CarryOver:
 
 
 def groups_of(pieces: Iterable[CarriedGroups]) -> int:
-    """Return the number of groups in all pieces."""
+    """Return the total number of groups in ``pieces``."""
     return sum(piece.rows.axis.groups for piece in pieces)
 
 
 def counted(
     engine: Engine, pieces: Iterable[CarriedGroups], names: RepeatNames
 ) -> Iterator[tuple[str, Count]]:
-    """Yield the number of groups, rows and tokens of each piece, and the name under which they are counted."""
+    """Yield (name, count of groups, rows and tokens) of each piece. Rows are counted under the name."""
     for piece in pieces:
         yield from row_counts(engine, piece.rows, names)
 
 
 def divided(pieces: Iterable[CarriedGroups], groups: int) -> tuple[list[CarriedGroups], list[CarriedGroups]]:
-    """Split pieces into the first ``groups`` groups, or all if there are fewer, and the rest."""
+    """Split groups into the first ``groups`` groups and the rest. If there are fewer groups, all are in the
+    first part.
+    """
     first: list[CarriedGroups] = []
     rest: list[CarriedGroups] = []
     for piece in pieces:
@@ -97,24 +99,24 @@ CLOSING_SECONDS = 5.0  # longest wait in seconds for a running call of the sampl
 
 
 class Stream(Protocol):
-    """A source of prompts in a fixed order, with a position that can be saved and restored."""
+    """A source of prompts in a fixed order, whose position can be saved and restored."""
 
     def take(self, count: int) -> Batch:
         """Return the next ``count`` prompts."""
 
     def state(self) -> Mapping[str, Any]:
-        """Return the position, as plain values."""
+        """Return the position in the stream, as plain values."""
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that ``state`` returned."""
+        """Go to the position that ``state`` returned."""
 
     def left_out(self, since: Mapping[str, Any]) -> Mapping[Figure, float]:
-        """Return metrics of the records that were skipped since a position."""
+        """Return metrics of the records that were skipped since the position ``since``."""
 
 
 @dataclass(frozen=True)
 class SampledIteration:
-    """The sampled rows of an iteration."""
+    """The rows of one iteration that were sampled ahead."""
 
     cursor: Mapping[str, Any]  # position of the stream before its prompts were taken
     sampled: Sampled
@@ -122,7 +124,7 @@ class SampledIteration:
 
 @dataclass
 class Ahead:
-    """Samples rows of later iterations in its own thread while an iteration trains."""
+    """Samples the rows of later iterations in a thread of its own while an iteration trains."""
 
     plan: Plan
     engine: Engine
@@ -150,17 +152,17 @@ class Ahead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
     def _from_rows(self, node: Node) -> bool:
-        """Whether a node makes rows from rows other than the rows of the data."""
+        """Return True if a node reads rows other than the rows of the data."""
         read = (self.plan.graph.nodes[item.column.node].op for item in node.inputs)
         return node.op not in (Op.GENERATE, Op.REPEAT) or (
             node.op is Op.GENERATE and any(op is not Op.DATA for op in read)
         )
 
     def advance(self, iteration: int) -> Sampled:
-        """Start to sample all iterations that may be sampled when ``iteration`` begins to train.
+        """Return the rows of ``iteration``, and start to sample all iterations that may be sampled while
+        ``iteration`` trains.
 
-        Waits for the rows of ``iteration`` and returns them. Raises SkipIteration if there is nothing to
-        train on.
+        Waits until the rows are sampled. Raises SkipIteration if there is nothing to train on.
         """
         versions = self.began[iteration] = {role: self.engine.models[role].version for role in self.roles}
         self.began = {
@@ -182,17 +184,17 @@ class Ahead:
         return sampled
 
     def done(self, iteration: int) -> None:
-        """Drop the rows of an iteration that has ended."""
+        """Drop the sampled rows of an iteration that has ended."""
         self.queue.pop(iteration, None)
 
     def close(self) -> None:
-        """Stop sampling. The running call ends, and no other call starts."""
+        """Stop sampling. No further call starts. Waits up to CLOSING_SECONDS for the running call."""
         self._bodies.stopping = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         wait([entry for entry in self.queue.values() if entry.running()], CLOSING_SECONDS)
 
     def drop(self) -> None:
-        """Drop all sampled rows after a failure of the pools. Waits until the running call has ended."""
+        """Drop all sampled rows, after a failure of the pools. Waits until the running call has ended."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self.queue.clear()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
@@ -202,10 +204,10 @@ class Ahead:
     def _sample(
         self, number: int, weights: Mapping[str, Any], versions: Versions, oldest: Versions
     ) -> SampledIteration:
-        """Sample an iteration.
+        """Sample the rows of the iteration ``number``.
 
-        ``weights`` and ``versions``: the weights to sample with, and their versions. ``oldest``: the oldest
-        versions that the rows of this iteration may have.
+        ``weights``, ``versions``: the weights to sample with, and their versions. ``oldest``: the oldest
+        versions that carried-over rows may have.
         """
         engine = self._bodies.engine = self.engine.at(number, weights)
         cursor, outcome, prompts = self.stream.state(), Outcome(), _Prompts(self, engine)
@@ -241,9 +243,9 @@ class Ahead:
     def _chained(
         self, engine: Engine, prompts: _Prompts, outcome: Outcome, repeated: Mapping[int, Batch]
     ) -> dict[int, Batch]:
-        """Run nodes that sample from sampled rows, and the nodes between them.
+        """Run the nodes that sample from sampled rows, and the nodes between them. Return node id → rows.
 
-        ``repeated``: the results of `repeat` nodes, which have already run.
+        ``repeated``: the results of repeats, which have already run.
         """
         assert self.chain is not None
         data = prompts.given() if self.always_reads else prompts.so_far()
@@ -260,9 +262,11 @@ class Ahead:
         bounds: tuple[Versions, Versions],
         outcome: Outcome,
     ) -> Batch:
-        """Return groups that the body kept, after groups that earlier iterations carried over.
+        """Run a `repeat` and return its groups: first groups that earlier iterations carried over, then
+        groups that the body kept.
 
-        Raises SkipIteration if there are no groups.
+        ``bounds``: the versions to sample with, and the oldest usable versions. Raises SkipIteration if there
+        are no groups.
         """
         (versions, oldest), options, home = bounds, node.options(RepeatOptions), self.plan.home.get(node.id)
         carry_over, groups = self.carry_over[node.id], options.groups
@@ -304,10 +308,10 @@ class Ahead:
     # --------------------------------------------------------------------------------------------------------
 
     def saved(self, iteration: int) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """Return the sampled rows of ``iteration`` and later iterations, for a checkpoint.
+        """Return the sampled rows of ``iteration`` and of later iterations, for a checkpoint.
 
-        The first result has plain values; its ``cursor`` is the position in the data at which ``iteration``
-        begins. The second has the rows, as file name → content. Waits for rows that are being sampled.
+        The first value has plain data; its ``cursor`` is the data position at which ``iteration`` starts. The
+        second value has the rows, as file name → content. Waits for rows that are being sampled.
         """
         entries = {
             number: entry.result() for number, entry in sorted(self.queue.items()) if number >= iteration
@@ -341,8 +345,9 @@ class Ahead:
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
 
     def _indices(self, entry: SampledIteration) -> dict[str, list[list[int]]]:
-        """Return, by node, the rows that each `choose` or `ask` node took, and for `ask` from which of their
-        tokens.
+        """Return node id → the indices of the rows that the `choose` or `ask` node took.
+
+        For an `ask` that continues responses, the list also has the places in the responses.
         """
         axes = {
             node.id: entry.sampled.rows[node.id].axis
@@ -356,7 +361,7 @@ class Ahead:
         }
 
     def restore(self, state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-        """Continue from a state that ``saved`` returned."""
+        """Restore what ``saved`` returned: ``state`` and ``files``."""
         for number, entry in state["entries"].items():
             ready: Future[SampledIteration] = Future()
             ready.set_result(self._again(int(number), entry, files))
@@ -399,9 +404,10 @@ class Ahead:
     def _axis(
         self, node: Node, axes: Mapping[int, Axis], index: Mapping[str, list[list[int]]]
     ) -> Axis | None:
-        """Return the row axis of a node; None for a `repeat`, which has its own axis.
+        """Return the row axis of a node when rows are restored; None for a `repeat`, whose rows have an axis
+        of their own.
 
-        ``index``: from ``_indices``.
+        ``axes``: axes that are known so far. ``index``: what ``_indices`` returned.
         """
         parts = [torch.tensor(part, dtype=torch.int64) for part in index.get(str(node.id), ())]
         match node.op:
@@ -419,9 +425,9 @@ class Ahead:
 
 
 def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
-    """Return a plan with only some nodes, in addition to the data and the state.
+    """Return a plan with only the nodes ``nodes``, the data and the state.
 
-    It stores the same columns of these nodes as the full plan.
+    Of these nodes, it stores the same columns as ``plan``.
     """
     live = tuple(i for i in plan.live if i in nodes or plan.graph.nodes[i].op in (Op.DATA, Op.STATE))
     columns = frozenset(column for column in plan.columns if column.node in live)
@@ -433,8 +439,8 @@ def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
 class _Prompts:
     """The prompts of one iteration.
 
-    The first prompts are the flow's input. They are taken from the data when a node first reads them. Later
-    prompts are fresh ones for `repeat`.
+    The flow's own prompts are taken from the data when a node first reads them. More prompts are taken for
+    each further try of a `repeat`.
     """
 
     def __init__(self, ahead: Ahead, engine: Engine) -> None:
@@ -447,11 +453,11 @@ class _Prompts:
         return self._given
 
     def so_far(self) -> Batch:
-        """Return the prompts drawn so far; an empty batch if no node has read any."""
+        """Return the prompts that were taken so far; an empty batch if no node has read any."""
         return self._take(0) if self._given is None else self._given
 
     def draws(self, tries: int) -> Iterator[Batch]:
-        """Yield prompts for each try of a `repeat`."""
+        """Yield the prompts for each try of a `repeat`."""
         for number in range(tries):
             yield self._take(self._ahead.prompts) if number else self.given()
 
@@ -471,7 +477,7 @@ def _plain(entry: SampledIteration) -> dict[str, Any]:
 
 
 def sampling(plan: Plan) -> Iterator[Node]:
-    """Yield the nodes that sample, including nodes in the bodies of `repeat` nodes."""
+    """Yield the nodes of a plan that sample, including nodes in the bodies of repeats."""
     for i in plan.live:
         if i in plan.bodies:
             yield from sampling(plan.bodies[i])

@@ -1,4 +1,4 @@
-"""Offload manager: loads parts of models before calls need them, and offloads other parts."""
+"""Offload manager: loads model parts before calls need them, and offloads other parts."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rlflow.errors import PlanError
 
 
 class ModelSide(Protocol):
-    """A trainer or a generator."""
+    """A trainer or a generator whose parts can be offloaded."""
 
     def sleep(self, *parts: str) -> None:
-        """Offload these parts."""
+        """Offload these kinds of memory, such as "optimizer"."""
 
     def wake(self, *parts: str) -> None:
-        """Load these parts into memory again."""
+        """Load these kinds of memory again."""
 
 
 class OffloadManager:
-    """Offloads parts of models from the memory of one process and loads them again, as a schedule plans.
+    """Offloads model parts from the memory of one process and loads them again, as a memory schedule plans.
 
-    If there is no schedule, or everything fits, nothing moves. Calls follow the schedule of an iteration. A
-    call can be out of order, between two iterations or on a rank without rows. Such a call uses the
-    schedule's next step of the same kind, and the schedule continues from that step. Only parts that change
-    place are moved, so an iteration makes the planned moves, and memory never exceeds the limit.
+    Without a schedule, or if everything fits, nothing moves. Calls normally follow the schedule of an
+    iteration. If a call is out of order, for example between two iterations, the manager continues at the
+    schedule's next step that needs the same parts. Only parts that change place are moved, so an iteration
+    makes the planned moves, and memory never exceeds the limit.
     """
 
     def __init__(self, offload_plan: MemorySchedule | None = None) -> None:
@@ -37,13 +37,16 @@ class OffloadManager:
 
     @staticmethod
     def of(offload_plans: Iterable[MemorySchedule]) -> OffloadManager:
-        """Return the offload manager of a run in one process. ``offload_plans`` has at most one schedule."""
+        """Return the offload manager of a run in one process. ``offload_plans`` has at most one memory
+        schedule.
+        """
         return OffloadManager(next(iter(offload_plans), None))
 
     def loaded(self, role: str, half: str, model: ModelSide) -> None:
-        """Register a loaded trainer or generator and offload its movable parts.
+        """Register a trainer or generator (``half``) that was just loaded, and offload all parts of it that
+        can move.
 
-        Raises PlanError if there is no space to offload them.
+        Raises PlanError if there is no space for them.
         """
         own = [
             part
@@ -64,9 +67,10 @@ class OffloadManager:
                 ) from error
 
     def settle(self, needs: Parts) -> None:
-        """Load the parts that a call needs, and free memory for its temporary allocations.
+        """Prepare memory for a call: load the model parts that it needs, and offload parts to make room for
+        its temporary memory.
 
-        Calls that use models must be made one at a time.
+        Calls that use models must run one at a time.
         """
         offload_plan = self.offload_plan
         if offload_plan is None or not needs & {*offload_plan.sizes, *self._passing(offload_plan)}:
@@ -76,9 +80,9 @@ class OffloadManager:
         self._move(offload_plan, target - self.in_memory, away=False)
 
     def moved(self) -> dict[str, float]:
-        """Return the number of moved parts and their bytes since the last call, as metrics.
+        """Return the number and the bytes of moved parts since this function was last called, as metrics.
 
-        Empty without a schedule.
+        Returns an empty dict without a schedule.
         """
         if self.offload_plan is None:
             return {}
@@ -106,10 +110,10 @@ class OffloadManager:
         )
 
     def _beside(self, offload_plan: MemorySchedule, moment: MemoryStep) -> set[ModelPart]:
-        """Return the parts that stay in memory for work outside an iteration.
+        """Return the model parts that stay in memory during work outside the schedule.
 
-        These are the parts that the work needs, and other loaded parts that also fit. Of the latter, parts
-        that are needed sooner are kept first.
+        These are the parts that the work needs, and other loaded parts if they fit too. Parts that are needed
+        sooner have priority.
         """
         target = set(moment.needs)
         for part in sorted(self.in_memory - target, key=lambda part: (self._next(offload_plan, part), part)):
@@ -118,7 +122,7 @@ class OffloadManager:
         return target
 
     def _next(self, offload_plan: MemorySchedule, part: ModelPart) -> int:
-        """Return the number of steps until a part is needed."""
+        """Return the number of steps until a model part is needed."""
         count = len(offload_plan.moments)
         return next(
             (step for step in range(count) if part in offload_plan.moments[(self._at + step) % count].needs),

@@ -1,4 +1,4 @@
-"""Score rows in pieces: store chunks of sampled rows and the results for each chunk, and join the results."""
+"""Scoring in pieces: keeps chunks of sampled rows and the results of their pieces, and joins the results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlflow.execution.tally import PartialMetrics, merged
 
 
 class Pieces:
-    """The pieces in one run of a plan. Nodes add results from their threads.
+    """The chunks and the results of pieces while a plan runs. Nodes add results from their threads.
 
-    A chunk is dropped when its last piece is done.
+    A chunk is dropped when all pieces that read it are done.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -27,7 +27,9 @@ class Pieces:
         self._lock = threading.Lock()
 
     def into(self, source: Node) -> Chunks:
-        """Return how many chunks a sampling node yields, and the columns of them that pieces read."""
+        """Return into how many chunks a sampling node divides its rows, and which columns of a chunk are read
+        by pieces.
+        """
         nodes = {piece.node for piece in self._plan.pieces.values() if piece.source == source.id}
         read = {
             item.column.name
@@ -39,7 +41,7 @@ class Pieces:
         return Chunks(len(self._plan.chunks[source.id]) + 1, names)
 
     def add(self, source: Node, number: int, rows: Batch) -> None:
-        """Keep the rows of a sampled chunk until all pieces that read them are done."""
+        """Keep chunk ``number`` of the node's rows until all pieces that read it are done."""
         readers = sum(
             (piece.source, piece.chunk) == (source.id, number) for piece in self._plan.pieces.values()
         )
@@ -51,7 +53,9 @@ class Pieces:
         return self._chunks[piece.source, piece.chunk].axis
 
     def gather(self, store: Store, piece: Piece, fetch: Fetch) -> Batch:
-        """Return the inputs of a piece: columns of its chunk, and the chunk's rows of other columns."""
+        """Return the inputs of a piece: the columns of its chunk, and other columns for the rows of the
+        chunk.
+        """
         nodes, chunk = self._plan.graph.nodes, self._chunks[piece.source, piece.chunk]
         columns: dict[str, Data] = {}
         for item in nodes[piece.node].inputs:
@@ -63,7 +67,7 @@ class Pieces:
         return Batch(chunk.axis, columns)
 
     def put(self, piece: Piece, result: Batch | None, metrics: PartialMetrics) -> None:
-        """Store the result of a piece. Raises ValueError if rows are missing."""
+        """Store the result of a piece. Raises ValueError if rows are missing from it."""
         chunk = self.axis(piece)
         if result is None or len(result) != len(chunk):
             raise ValueError(f"found {len(result or ())} rows, expected {len(chunk)}")
@@ -74,7 +78,7 @@ class Pieces:
                 del self._chunks[piece.source, piece.chunk]
 
     def joined(self, engine: Engine, node: Node) -> tuple[Batch, PartialMetrics]:
-        """Join the results of all pieces of a node in row order. Return them with the node's metrics."""
+        """Return the joined results of all pieces of a node, in row order, and the node's metrics."""
         results = self._made.pop(node.id)
         parts = [results[number] for number in sorted(results)]
         return engine.in_order([rows for rows, _ in parts]), merged([metrics for _, metrics in parts])

@@ -1,6 +1,6 @@
-"""Executor queues: the threads that nodes run in.
+"""Executor queues: the threads in which nodes run.
 
-They are daemon threads, so that a stage that never returns cannot keep the process alive.
+The threads are daemon threads, so a stage that never returns cannot keep the process alive.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ T = TypeVar("T")
 
 
 class Queues:
-    """Executor queues with a few threads each.
+    """Executor queues, each with a fixed number of threads.
 
-    The queue ``control`` starts a thread per job, because its jobs wait for other jobs.
+    A queue without a number of threads, such as ``control``, starts a thread for each job, because its jobs
+    wait for other jobs.
     """
 
     def __init__(self, room: Mapping[str, int] = ROOM) -> None:
@@ -45,14 +46,14 @@ class Queues:
         self._threads[-1].start()
 
     def lost(self, lane: str) -> None:
-        """Start another thread in the queue, because one of its threads does not return."""
+        """Start another thread for the queue, because one of its threads does not return."""
         if lane in self._queues:
             self._open(lane)
 
     def submit(self, lane: str, job: Job) -> None:
-        """Run a job in a thread of the queue, after the jobs that are already queued.
+        """Run a job in a thread of the queue, after the jobs that were submitted before.
 
-        A queue without a thread limit starts a new thread for the job.
+        A queue without a number of threads starts a new thread for the job.
         """
         run = contextvars.copy_context().run
         if lane in self._queues:
@@ -61,7 +62,7 @@ class Queues:
             threading.Thread(target=_begin, args=(lambda: run(job),), name=lane, daemon=True).start()
 
     def do(self, lane: str, call: Callable[[], T]) -> T:
-        """Run a call in a thread of the queue, wait for it, and return or raise its result."""
+        """Run a function in a thread of the queue and wait for it. Return its result, or raise its exception."""
         done: Future[T] = Future()
 
         def job() -> None:
@@ -74,10 +75,10 @@ class Queues:
         return done.result()
 
     def close(self, seconds: float = 5.0) -> bool:
-        """Stop the threads; return whether all ended within ``seconds``.
+        """Stop the threads. Return True if all of them ended within ``seconds``.
 
-        A running job ends its thread when it returns. Python aborts if such a thread is inside torch at
-        interpreter exit.
+        A thread ends when its running job returns. If a thread is inside torch when the interpreter exits,
+        Python aborts.
         """
         for thread in self._threads:
             self._queues[thread.name].put(None)
@@ -93,10 +94,10 @@ def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
 
 
 def _begin(job: Job) -> None:
-    """Run a job with the thread count that torch is set to.
+    """Run a job with the number of threads that is set in torch.
 
     Libraries that torch calls, such as MKL, would otherwise start one thread per core. Calling
-    torch.get_num_threads first in each thread prevents that.
+    torch.get_num_threads first in each thread prevents this.
     """
     torch.get_num_threads()
     job()
@@ -104,9 +105,10 @@ def _begin(job: Job) -> None:
 
 @contextlib.contextmanager
 def all_for(queues: Queues, lane: str) -> Iterator[None]:
-    """Return a context in which one queue's thread computes with all of this thread's compute threads.
+    """Return a context in which the thread of one queue computes with all compute threads of the current
+    thread.
 
-    In all other threads, torch computes with one thread while the context is open.
+    While the context is open, torch computes with one thread in all other threads.
     """
     queues.do(lane, threads.keep)
     with threads.alone():

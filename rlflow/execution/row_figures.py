@@ -46,7 +46,9 @@ SAME = 1e-6  # share of a column's largest value; smaller differences count as r
 
 @dataclass(frozen=True)
 class ScoredRecords:
-    """Which recorded columns are scores of rewards, and which are computed from scores and read by an update."""
+    """Which recorded columns are scores of rewards, and which recorded columns are computed from scores and
+    read by an update.
+    """
 
     # reward role → column of its scores, if several roles score the rows
     rewards: Mapping[str, str] = field(default_factory=dict)
@@ -57,9 +59,10 @@ NO_REWARDS = ScoredRecords()
 
 
 def health(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> dict[Figure, float]:
-    """Return the health metrics of recorded columns.
+    """Return the health metrics that can be computed from the recorded columns.
 
-    A metric is missing if a column that it needs is missing.
+    ``records``: name → batch with this column. If a metric needs a column that was not recorded, the metric
+    is absent.
     """
     flat, scores = _under_mask(records), Scored.of(records, judged)
     rows = {
@@ -76,9 +79,7 @@ def health(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> 
 
 
 def _under_mask(records: Mapping[str, Batch]) -> dict[str, Tensor]:
-    """Return the recorded token columns over the rows of ``mask``, as flat float64 tensors of unmasked
-    tokens.
-    """
+    """Return the recorded token columns at the tokens under the mask, as flat float64 tensors, by name."""
     if "mask" not in records:
         return {}
     axis, mask = records["mask"].axis, records["mask"].data["mask"].value
@@ -114,9 +115,9 @@ def _critic(flat: Mapping[str, Tensor]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores of an iteration's rows, by reward role; if there is one reward, its name is empty.
+    """The scores of an iteration's rows, by reward role. If there is only one reward, its key is empty.
 
-    The scores are float64 [rows], NaN for a missing score.
+    The scores are float64 [rows]. A missing score is NaN.
     """
 
     axis: Axis
@@ -126,9 +127,9 @@ class Scored:
 
     @staticmethod
     def of(records: Mapping[str, Batch], judged: ScoredRecords) -> Scored | None:
-        """Collect the scores from recorded columns; None without scored rows.
+        """Return the scores in the recorded columns; None if no rows were scored.
 
-        A reward is skipped if it scores different rows than the last reward.
+        A reward that scores other rows than the last reward is skipped.
         """
         names = {role: name for role, name in judged.rewards.items() if name in records} or {"": "scores"}
         last = records.get([*names.values()][-1])
@@ -150,36 +151,36 @@ class Scored:
 
     @property
     def missing(self) -> Tensor:
-        """Rows without a score from at least one reward, bool [rows]."""
+        """True at rows without a score from at least one reward, bool [rows]."""
         return torch.stack([scores.isnan() for scores in self.scores.values()]).any(0)
 
     @property
     def grouped(self) -> bool:
-        """Whether some group has several rows."""
+        """True if at least one group has several rows."""
         return self.axis.grouped and self.axis.groups < len(self.axis)
 
     def flat(self) -> Tensor:
-        """Return the groups without a signal, bool [groups].
+        """Return True at groups without a learning signal, bool [groups].
 
-        In such a group every column that the update reads has equal values. If there is no such column, the
-        scores are compared.
+        In such a group, each column that the update reads and that depends on scores has equal values. If
+        there is no such column, the scores are compared.
         """
         columns = self.learned or tuple(torch.stack([scores, scores], 1) for scores in self.scores.values())
         return torch.stack([self._same(column) for column in columns]).all(0)
 
     def _same(self, values: Tensor) -> Tensor:
-        """Return the groups whose values differ only by rounding, bool [groups].
+        """Return True at groups whose values differ only by rounding, bool [groups].
 
-        values: float64 [rows, 2], the lowest and highest value of each row.
+        values: the smallest and the largest value of each row, float64 [rows, 2].
         """
         low, high = self.extremes(values)
         return ~(high - low > SAME * values.nan_to_num(0.0).abs().max())
 
     def extremes(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the lowest and the highest value of each group, both float64 [groups].
+        """Return the smallest and the largest value of each group, both float64 [groups].
 
-        If a group has no values, its lowest is inf and its highest -inf. values: float64 [rows, 2], the
-        lowest and highest value of each row.
+        values: the smallest and the largest value of each row, float64 [rows, 2]. In a group without values,
+        they are inf and -inf.
         """
         slots, shape = self.axis.slots, (self.axis.groups,)
         low = torch.full(shape, torch.inf, dtype=torch.float64).scatter_reduce_(
@@ -190,9 +191,9 @@ class Scored:
 
 
 def _ends(records: Mapping[str, Batch], name: str) -> Tensor:
-    """Return the lowest and the highest value of each row of a column, float64 [rows, 2].
+    """Return the smallest and the largest value of each row of a column, float64 [rows, 2].
 
-    Of token values, only those at unmasked tokens count. A row without values has NaN.
+    For values per token, only tokens under the mask count. A row without values has NaN.
     """
     data, axis = records[name].data[name], records[name].axis
     values = torch.as_tensor(data.value).double()
@@ -213,7 +214,7 @@ def _ends(records: Mapping[str, Batch], name: str) -> Tensor:
 
 
 def _scores(scored: Scored) -> dict[Figure, float]:
-    """Return metrics of all scores together, and of each reward if there are several."""
+    """Return the metrics of all scores together; if there are several rewards, also of each reward."""
     several = len(scored.scores) > 1
     figures = {Figure(Of.SCORES, "missing_rate"): float(scored.missing.double().mean())}
     for role, scores in scored.scores.items():
@@ -226,9 +227,10 @@ def _scores(scored: Scored) -> dict[Figure, float]:
 
 
 def _groups(scored: Scored) -> dict[Figure, float]:
-    """Return the shares of flat and of even groups, and the mean score of groups that are not even.
+    """Return the shares of flat groups, of even groups, and of even groups near the lowest and the highest
+    score.
 
-    Also the shares of even groups near the lowest and near the highest score.
+    Also return the mean score of groups that are not even.
     """
     figures = {Figure(Of.SCORES, "flat_groups"): _mean(scored.flat().double())}
     if not all(bool((~scores.isnan()).any()) for scores in scored.scores.values()):
@@ -244,9 +246,8 @@ def _groups(scored: Scored) -> dict[Figure, float]:
 
 
 def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three masks: groups whose scores are even, near the lowest, and near the highest score.
-
-    Each is bool [groups].
+    """Return three masks, each bool [groups]: groups with even scores, near the lowest score, and near the
+    highest score.
     """
     present = scores[~scores.isnan()]
     lowest, highest = float(present.min()), float(present.max())
@@ -256,8 +257,8 @@ def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, float]:
-    """Count rows with a score; of these, rows in groups whose scores differ; of these, rows that were not
-    truncated.
+    """Return the numbers of rows that are scored, that are also in groups whose scores differ, and that are
+    also not truncated.
     """
     if scored is None:
         return {}
@@ -273,7 +274,7 @@ def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, fl
 
 
 def _by_source(records: Mapping[str, Batch]) -> dict[str, float]:
-    """Return the mean score of the rows of each data source, if there are several sources."""
+    """Return the mean score of each data source. Returns an empty dict if rows have no source."""
     if "scores" not in records or SOURCE not in records or not len(records["scores"]):
         return {}
     index = records[SOURCE].axis.rows_of(records["scores"].axis)
@@ -305,7 +306,7 @@ def _episodes(records: Mapping[str, Batch]) -> dict[str, float]:
 
 
 def _logged(records: Mapping[str, Batch]) -> dict[str, float]:
-    """Return the mean of the numbers that environment turns logged, by name."""
+    """Return the mean of each number that environments logged in their turns, by name."""
     logged: dict[str, list[float]] = {}
     for text in records["episode"]["episode"] if "episode" in records else ():
         for turn in json.loads(text)["turns"] if '"log"' in text else ():
@@ -315,6 +316,6 @@ def _logged(records: Mapping[str, Batch]) -> dict[str, float]:
 
 
 def _mean(values: Tensor) -> float:
-    """Return the mean of the finite values, or 0 if there are none."""
+    """Return the mean of the finite values; 0 if there are none."""
     finite = values[values.isfinite()]
     return float(finite.mean()) if len(finite) else 0.0

@@ -1,6 +1,6 @@
 """Stores the columns of an iteration until their last reader is done.
 
-The module also measures how far an update with a single step moves the policy, by computing the log-probs of
+This module also measures how far an update with a single step moved the policy: it computes the log-probs of
 a few rows again.
 """
 
@@ -23,9 +23,9 @@ Fetch = Callable[[Data, Axis], Data]  # brings a column into this process
 
 
 class Store:
-    """The columns of one iteration, and the row axis of each axis in the graph.
+    """The columns of one iteration, and the real row axis of each axis of the graph.
 
-    Nodes add columns from their threads. Results that arrive after ``close`` are dropped.
+    Nodes add columns from their threads. Columns that arrive after ``close`` are dropped.
     """
 
     def __init__(self) -> None:
@@ -37,9 +37,9 @@ class Store:
         self._lock = threading.Lock()
 
     def put(self, node: Node, batch: Batch, names: tuple[str, ...]) -> None:
-        """Store the outputs ``names`` of a node, which are read later.
+        """Store the columns ``names`` that a node gives.
 
-        In ``batch``, columns have the names that the node's function gives them.
+        In ``batch``, the columns have the names that the node's function uses.
         """
         with self._lock:
             if self._closed:
@@ -52,7 +52,7 @@ class Store:
             self.peak_bytes = max(self.peak_bytes, self._bytes)
 
     def free(self, columns: Iterable[Column]) -> None:
-        """Drop columns that no node will read."""
+        """Drop columns that no node will read any more."""
         with self._lock:
             dropped = [self.columns.pop(column) for column in columns if column in self.columns]
             self._bytes -= sum(data.nbytes for data in dropped)
@@ -64,14 +64,14 @@ class Store:
             self.columns.clear()
 
     def gather(self, plan: Plan, node: Node, fetch: Fetch) -> Batch:
-        """Return the node's inputs under its parameter names, spread over its rows."""
+        """Return the columns that a node reads, under its parameter names and for its rows."""
         axis = self.axes[node.axis]
         return Batch(axis, {item.parameter: self.over(plan, item, axis, fetch) for item in node.inputs})
 
     def parts(self, plan: Plan, node: Node, fetch: Fetch) -> list[Batch]:
-        """Return the batches that a joining node reads.
+        """Return the batches that a `concat` node joins.
 
-        Each batch has the columns that are later read from the joined rows, over the rows of its part.
+        Each batch has the rows of its part, and the columns that are later read from the joined rows.
         """
         needed, batches = set(plan.keeps(node)), []
         for number, part in enumerate(plan.graph.axes[node.rows_axis].parts):
@@ -94,7 +94,7 @@ class Store:
         return batches
 
     def over(self, plan: Plan, item: Input, axis: Axis, fetch: Fetch) -> Data:
-        """Return a column spread over the rows of ``axis``."""
+        """Return the column that ``item`` reads, for the rows of ``axis``."""
         own = self.axes[plan.graph.nodes[item.column.node].rows_axis]
         return spread(item.parameter, self.columns[item.column], own, axis, fetch)
 
@@ -108,10 +108,10 @@ MOVED = "funnel/moved"  # metric of an update; an update with several steps meas
 def after_one_step(
     engine: Engine, role: str, batch: Batch, metrics: PartialMetrics, call_options: CallOptions
 ) -> PartialMetrics:
-    """Return the metrics of an update. If the update had a single step, MOVED is measured and added.
+    """Return the metrics of an update. If the update had a single step, add the metric MOVED.
 
-    MOVED is the mean of |new log-prob - ``logprobs``| over unmasked tokens of up to ROWS rows, in nats. If
-    the batch lacks the columns ``logprobs`` or ``mask``, the metrics are returned unchanged.
+    MOVED is the mean of |new log-prob - ``logprobs``| over tokens under the mask, in nats, for at most ROWS
+    rows. If the batch does not have the columns ``logprobs`` and ``mask``, MOVED is not added.
     """
     if (
         MOVED not in metrics

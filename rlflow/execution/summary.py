@@ -1,4 +1,4 @@
-"""Summary of an iteration: health metrics, a few of its rows as samples, and rows with non-finite values."""
+"""The summary of an iteration: health metrics, a few rows as samples, and rows with non-finite values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WATCHED = ("scores", "logprobs", "ref_logprobs", "sampled_logprobs", "values", "
 
 @dataclass(frozen=True)
 class IterationSummary:
-    """Summary of the columns that an iteration recorded."""
+    """The summary of the columns that an iteration recorded."""
 
     health: dict[Figure, float] = field(default_factory=dict)  # metrics of its rows
     rows: list[dict[str, Any]] = field(default_factory=list)  # the first rows as plain values
@@ -33,7 +33,11 @@ class IterationSummary:
 
 
 def summarise(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> IterationSummary:
-    """Summarise the columns that an iteration recorded: health of the policy, scores and responses."""
+    """Return the health metrics, samples and non-finite rows of an iteration.
+
+    ``records``: name → batch with this recorded column. ``judged``: which of these columns are scores or
+    depend on scores.
+    """
     scored = len(records["scores"]) if "scores" in records else 0
     return IterationSummary(
         health(records, judged), sample_rows(records, SAMPLES), broken_rows(records), largest(records), scored
@@ -41,9 +45,9 @@ def summarise(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) 
 
 
 def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:
-    """Return the first ``limit`` rows as plain values.
+    """Return the first ``limit`` recorded rows as plain values.
 
-    A row has its prompt, answer, completion, finish reason, score, and the turns of an episode.
+    A row has its prompt, answer, completion, finish reason and score, and the turns of an episode.
     """
     texts = {
         name: batch
@@ -66,12 +70,12 @@ def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]
 
 
 def _plain(value: Any) -> str | float | None:
-    """Return text unchanged, a finite number as a float, and any other number as None."""
+    """Return text unchanged, a finite number as a float, and other numbers as None."""
     return value if isinstance(value, str) else float(value) if math.isfinite(float(value)) else None
 
 
 def broken_rows(records: Mapping[str, Batch]) -> list[str]:
-    """Return the rows with a non-finite value in a watched column, as ``position.sample``."""
+    """Return the rows with a non-finite value in a watched column, as texts ``position.sample``."""
     names: dict[str, None] = {}
     for name in WATCHED:
         if name in records:
@@ -84,9 +88,9 @@ def broken_rows(records: Mapping[str, Batch]) -> list[str]:
 
 
 def largest(records: Mapping[str, Batch]) -> tuple[str, float]:
-    """Return the watched column with the finite value furthest from 0, and the absolute value.
+    """Return the watched column with the largest finite absolute value, and this value.
 
-    Returns ("", 0.0) if there is none.
+    Returns ("", 0.0) if there are no finite values.
     """
     found = ("", 0.0)
     for name in WATCHED:

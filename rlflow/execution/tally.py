@@ -1,6 +1,6 @@
-"""Partial metrics: each rank or chunk computes a part of a metric, and the parts are merged.
+"""Partial metrics: each rank or chunk computes its part of a metric, and the parts are merged.
 
-Sums are exact, so a metric does not depend on how rows are split over ranks or chunks.
+Sums are exact, so a metric does not depend on how rows are divided over ranks or chunks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ Kind = Literal["mean", "max", "sum"]
 
 @dataclass(frozen=True)
 class PartialMetric:
-    """Sum, count and maximum of some values. ``kind`` selects the metric made from them: mean, max or sum."""
+    """The sum, count and maximum of some values. ``kind`` says which metric is made of them: a mean, maximum
+    or sum.
+    """
 
     total: Fraction | float
     count: int
@@ -30,7 +32,7 @@ class PartialMetric:
 
     @staticmethod
     def of(values: Tensor, kind: Kind = "mean") -> PartialMetric:
-        """Build a partial metric from all values that are not NaN."""
+        """Return the partial metric of all values that are not NaN."""
         present = values.double()[~values.isnan()]
         if not present.numel():
             return PartialMetric(Fraction(0), 0, -math.inf, kind)
@@ -43,7 +45,7 @@ class PartialMetric:
 
     @property
     def value(self) -> float:
-        """The metric; NaN for a mean or maximum of no values."""
+        """The merged metric; NaN for a mean or maximum of no values."""
         if self.kind == "sum":
             return float(self.total)
         if not self.count:
@@ -67,7 +69,7 @@ LOW = 26
 def exact_sum(values: Tensor) -> Fraction | float:
     """Return the sum of float64 values without rounding, so that sums of parts add up exactly.
 
-    Returns an infinite or NaN float if a value is infinite or NaN.
+    If a value is infinite or NaN, the result is an infinite or NaN float.
     """
     fractions, exponents = np.frexp(values.numpy())
     if not np.isfinite(fractions).all():
@@ -82,7 +84,7 @@ def exact_sum(values: Tensor) -> Fraction | float:
 
 
 def merged(parts: Sequence[PartialMetrics]) -> dict[Label, PartialMetric]:
-    """Merge partial metrics, for example of all ranks."""
+    """Merge the partial metrics of all ranks or chunks, by name."""
     metrics: dict[Label, PartialMetric] = {}
     for part in parts:
         for name, tally in part.items():
@@ -93,9 +95,9 @@ def merged(parts: Sequence[PartialMetrics]) -> dict[Label, PartialMetric]:
 def accumulated(
     tallies: dict[Figure, PartialMetric], more: Mapping[Figure, PartialMetric]
 ) -> dict[Figure, float]:
-    """Add a node's metrics to ``tallies``, and return the accumulated value of each metric.
+    """Merge a node's metrics into ``tallies``, and return the merged value of each metric.
 
-    A node logs several times in an iteration if a `repeat` runs it in several tries.
+    If a `repeat` calls a node in several tries, the node logs several times in an iteration.
     """
     for figure, tally in more.items():
         tallies[figure] = tallies[figure] + tally if figure in tallies else tally
@@ -103,9 +105,9 @@ def accumulated(
 
 
 def figures(metrics: PartialMetrics, of: Of, node: str, role: str = "") -> dict[Figure, PartialMetric]:
-    """Return the metrics of a node with Figures as keys.
+    """Return the partial metrics of a node with a Figure as each key.
 
-    ``of``: the scope of metrics whose key is a plain name.
+    ``of``: what kind of thing the node's metrics measure, for keys that are plain names.
     """
     return {
         label._replace(node=node, role=role)
@@ -116,10 +118,10 @@ def figures(metrics: PartialMetrics, of: Of, node: str, role: str = "") -> dict[
 
 
 def known(metrics: Mapping[str, float]) -> dict[Label, PartialMetric]:
-    """Return numbers that are the same on every rank as partial metrics."""
+    """Return numbers that are equal on every rank as partial metrics."""
     return {name: PartialMetric(value, 1, value) for name, value in metrics.items()}
 
 
 def as_kind(name: str) -> Kind:
-    """Return how a stage's metric with this name is merged: "max" if the name ends in ``_max``, else "mean"."""
+    """Return how a stage's metric is merged: "max" if its name ends in ``_max``, else "mean"."""
     return "max" if name.endswith("_max") else "mean"
