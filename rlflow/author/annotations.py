@@ -1,5 +1,6 @@
-"""Convert the annotations of settings into types. The annotations are parsed text; the user's file is not
-imported.
+"""Convert the annotations of settings into types.
+
+The annotations are parsed text; the user's file is not imported.
 """
 
 from __future__ import annotations

@@ -67,14 +67,16 @@ class Data:
         return self.lengths
 
     def split(self) -> tuple[Tensor, ...]:
-        """Return a view of the values of each row of a token or prompt column. Raises TypeError for other
-        columns.
+        """Return a view of the values of each row of a token or prompt column.
+
+        Raises TypeError for other columns.
         """
         return torch.split(self.value, self.row_lengths.tolist()) if len(self.row_lengths) else ()
 
     def lists(self) -> list[list[Any]]:
-        """Return the values of each row of a token or prompt column as a list of numbers. Raises TypeError
-        for other columns.
+        """Return the values of each row of a token or prompt column as a list of numbers.
+
+        Raises TypeError for other columns.
         """
         return [row.tolist() for row in self.split()]
 
@@ -211,13 +213,13 @@ class Batch:
     def of(
         columns: Mapping[str, Any] | None = None, /, *, kinds: Mapping[str, Kind] | None = None, **more: Any
     ) -> Batch:
-        """Make a batch from lists. Lists of lists become token columns, lists of str text columns, lists of
-        numbers row columns.
+        """Make a batch from lists.
 
-        A single number becomes a scalar. A standard column gets its standard kind. Any other column gets its
-        kind from ``kinds``; by default, the kind is guessed from the values. The column ``group`` has one
-        value per row; rows with the same value belong to one prompt. Raises FlowError if columns have
-        different numbers of rows.
+        Lists of lists become token columns, lists of str text columns, lists of numbers row columns. A single
+        number becomes a scalar. A standard column gets its standard kind. Any other column gets its kind from
+        ``kinds``; by default, the kind is guessed from the values. The column ``group`` has one value per
+        row; rows with the same value belong to one prompt. Raises FlowError if columns have different numbers
+        of rows.
         """
         values = {**(columns or {}), **more}
         rows = {name: len(value) for name, value in values.items() if not _single(value)}
@@ -302,8 +304,9 @@ class Batch:
         )
 
     def repeat(self, times: int) -> Batch:
-        """Return a batch with ``times`` adjacent copies of each row. The copies of a row form a group in the
-        column ``group``.
+        """Return a batch with ``times`` adjacent copies of each row.
+
+        The copies of a row form a group in the column ``group``.
         """
         axis = self.axis.repeat(times)
         return Batch(axis, self.carried(axis) | {"group": group_column(axis)})
@@ -329,8 +332,10 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """Return one batch with the rows of all batches, one batch after another. Raises FlowError if their
-        columns differ."""
+        """Return one batch with the rows of all batches, one batch after another.
+
+        Raises FlowError if their columns differ.
+        """
         if not batches:
             raise FlowError(
                 Problem(
@@ -508,8 +513,9 @@ def _typed(kind: Kind, value: Tensor) -> tuple[Kind, Tensor]:
 
 
 def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
-    """Return the Problem of reading a column that a batch does not have. ``columns``: the columns that it
-    has.
+    """Return the Problem of reading a column that a batch does not have.
+
+    ``columns``: the columns that it has.
     """
     close = column_meant(name, columns)
     remedy = (

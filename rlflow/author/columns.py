@@ -180,8 +180,9 @@ def standard_kind(name: str) -> Kind | None:
 
 
 def checked_kinds(what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``kinds`` as a dict. Raises TypeError if a value is not a kind. ``what`` names the caller in the
-    message.
+    """Return ``kinds`` as a dict.
+
+    Raises TypeError if a value is not a kind. ``what`` names the caller in the message.
     """
     for name, kind in kinds.items():
         if not isinstance(kind, Kind | None):

@@ -24,12 +24,12 @@ _LISTING = threading.Lock()
 
 
 def writable_copy(tensor: Tensor) -> Tensor:
-    """Return a tensor with the same values that a caller may write into. The memory is copied at the first
-    write.
+    """Return a tensor with the same values that a caller may write into.
 
-    If torch allocated the memory, a call that returns an address (``numpy()``, ``data_ptr()``, DLPack) counts
-    as a write. The memory is copied at once if neither torch nor a ``FileMemory`` owns it, if it is not on
-    the CPU, if the tensor is part of a larger storage, or if it requires a gradient.
+    The memory is copied at the first write. If torch allocated the memory, a call that returns an address
+    (``numpy()``, ``data_ptr()``, DLPack) counts as a write. The memory is copied at once if neither torch nor
+    a ``FileMemory`` owns it, if it is not on the CPU, if the tensor is part of a larger storage, or if it
+    requires a gradient.
     """
     storage = tensor.untyped_storage()
     if tensor.is_cpu and not storage.resizable() and (memory := file_memory(tensor)) is not None:
@@ -44,8 +44,9 @@ def writable_copy(tensor: Tensor) -> Tensor:
 
 
 def address(tensor: Tensor) -> int:
-    """Return the address of a tensor's memory, for reading. Unlike ``data_ptr()``, this does not copy
-    copy-on-write memory.
+    """Return the address of a tensor's memory, for reading.
+
+    Unlike ``data_ptr()``, this does not copy copy-on-write memory.
     """
     storage: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
     return storage + int(tensor.storage_offset()) * tensor.element_size()
@@ -62,8 +63,9 @@ class FileMemory:
     """
 
     def __init__(self, descriptor: int, size: int, keeper: object, start: int = 0) -> None:
-        """Map ``size`` bytes of the open file ``descriptor``. ``start``: offset in the file, a multiple of
-        the page size.
+        """Map ``size`` bytes of the open file ``descriptor``.
+
+        ``start``: offset in the file, a multiple of the page size.
         """
         self._descriptor = descriptor
         self._keeper = keeper
@@ -131,8 +133,9 @@ def file_memory(tensor: Tensor) -> FileMemory | None:
 
 
 def _mapped(descriptor: int, start: int, size: int) -> int:
-    """Map ``size`` bytes of a file privately, from the offset ``start``, and return the address. Raises
-    OSError.
+    """Map ``size`` bytes of a file privately, from the offset ``start``, and return the address.
+
+    Raises OSError.
     """
     address: int = _libc().mmap(
         None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, descriptor, start

@@ -1,5 +1,6 @@
-"""``@flow``, which makes one iteration of an algorithm from a function of prompts, roles and settings. Also
-`repeat`.
+"""``@flow``, which makes one iteration of an algorithm from a function of prompts, roles and settings.
+
+Also `repeat`.
 """
 
 from __future__ import annotations

@@ -58,11 +58,10 @@ def target(text: str) -> Target:
 
 
 def load_flow(text: str) -> Flow:
-    """Load the file that ``text`` names and return its flow. ``text``: ``FILE``, ``FILE::flow`` or an
-    included algorithm's name.
+    """Load the file that ``text`` names and return its flow.
 
-    Raises FlowError or PlanError if the file cannot be loaded, does not have the named flow, or has several
-    flows and ``text`` names none.
+    ``text``: ``FILE``, ``FILE::flow`` or an included algorithm's name. Raises FlowError or PlanError if the
+    file cannot be loaded, does not have the named flow, or has several flows and ``text`` names none.
     """
     where = target(text)
     flows = flows_of(load(where.path))
@@ -116,10 +115,9 @@ def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
 
 @lru_cache(maxsize=64)
 def load(path: Path) -> ModuleType:
-    """Load a Python file, or return its module if this process loaded it before. The file can import from its
-    own folder.
+    """Load a Python file, or return its module if this process loaded it before.
 
-    Raises FlowError if the file's code raises an exception.
+    The file can import from its own folder. Raises FlowError if the file's code raises an exception.
     """
     installed = path.parent == algorithms_folder().resolve()
     _make_importable(path.parent)

@@ -105,10 +105,10 @@ def without_invalid_characters(value: Any) -> tuple[Any, int]:
 
 
 def cut_to(value: Any, most: int) -> Any:
-    """Shorten a text to ``most`` characters. If ``value`` is messages, shorten only the text of the last
-    message.
+    """Shorten a text to ``most`` characters.
 
-    Returns the same object if nothing is cut. Values of other types are returned unchanged.
+    If ``value`` is messages, shorten only the text of the last message. Returns the same object if nothing is
+    cut. Values of other types are returned unchanged.
     """
     if isinstance(value, str):
         return value[:most] if len(value) > most else value
@@ -133,8 +133,9 @@ def packed(messages: Sequence[Message]) -> Packed:
 
 
 def unpacked(text: str) -> str | list[Message]:
-    """Return the messages that ``packed`` packed into ``text``. Text that is not packed is returned
-    unchanged.
+    """Return the messages that ``packed`` packed into ``text``.
+
+    Text that is not packed is returned unchanged.
     """
     if not isinstance(text, Packed):
         return text

@@ -119,10 +119,10 @@ KINDS = {
 def bind(
     what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None = None
 ) -> dict[str, Any]:
-    """Check the settings of a method call and return them with defaults filled in. ``what`` names the call in
-    messages.
+    """Check the settings of a method call and return them with defaults filled in.
 
-    Raises one FlowError for all unknown, missing and out-of-range settings.
+    ``what`` names the call in messages. Raises one FlowError for all unknown, missing and out-of-range
+    settings.
     """
     bound, problems = checked(what, specification, settings, place)
     FlowError.refuse(problems)
@@ -171,8 +171,9 @@ def checked(
 def unknown_setting(
     what: str, name: str, known: Mapping[str, Any], place: Place | None, definition: Place | None = None
 ) -> Problem:
-    """Return the Problem of a call with an unknown setting ``name``. ``known``: the settings that ``what``
-    has.
+    """Return the Problem of a call with an unknown setting ``name``.
+
+    ``known``: the settings that ``what`` has.
     """
     close = setting_meant(name, known)
     remedy = f"write {close}=" if close else f"remove {name}=, or declare it after '*' in the function"
@@ -191,8 +192,9 @@ def unknown_setting(
 def missing_setting(
     what: str, name: str, expected: str, place: Place | None, definition: Place | None = None
 ) -> Problem:
-    """Return the Problem of a call that lacks the required setting ``name``. ``expected``: a description of
-    its valid values.
+    """Return the Problem of a call that lacks the required setting ``name``.
+
+    ``expected``: a description of its valid values.
     """
     return Problem(
         "missing-setting",

@@ -35,8 +35,9 @@ class Scope(Protocol):
         """Call ``body`` with new prompts until ``groups`` groups are kept, at most ``tries`` times."""
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Any:
-        """Return follow-up prompts made from the rows of ``batch``. ``way`` says how the prompt uses
-        ``column``.
+        """Return follow-up prompts made from the rows of ``batch``.
+
+        ``way`` says how the prompt uses ``column``.
         """
 
     def choose(self, batch: Any, column: str, settings: ChooseOptions) -> Any:

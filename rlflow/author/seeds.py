@@ -50,8 +50,9 @@ def mixed(*numbers: int) -> int:
 
 
 def uniforms(seeds: Sequence[int], steps: int) -> Tensor:
-    """Return uniform random numbers in [0, 1 - 2⁻⁵²], float64 [len(seeds), steps]. Entry (i, t) depends only
-    on (seeds[i], t).
+    """Return uniform random numbers in [0, 1 - 2⁻⁵²], float64 [len(seeds), steps].
+
+    Entry (i, t) depends only on (seeds[i], t).
     """
     return _uniform(seeds, torch.arange(steps))
 
@@ -90,8 +91,9 @@ def row_seeds(base: int, keys: Tensor) -> list[int]:
 
 
 def turn_seeds(seeds: Sequence[int], turn: int) -> list[int]:
-    """Derive a 63-bit seed for the turn ``turn`` of each row from the row's seed. In turn 0, it is the row's
-    own seed.
+    """Derive a 63-bit seed for the turn ``turn`` of each row from the row's seed.
+
+    In turn 0, it is the row's own seed.
     """
     if not turn:
         return list(seeds)

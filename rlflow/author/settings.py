@@ -106,8 +106,9 @@ def override_flow(settings: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: bool = False) -> Any:
-    """Return a copy of the dataclass instance ``settings`` with ``changes`` applied. Text is parsed, and
-    ranges are checked.
+    """Return a copy of the dataclass instance ``settings`` with ``changes`` applied.
+
+    Text is parsed, and ranges are checked.
 
     prefix: text before the names of settings in messages. finite: if True, a non-finite number is refused,
     unless the declared default of the setting is also non-finite. Raises one PlanError for all unknown names

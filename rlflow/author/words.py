@@ -224,8 +224,9 @@ def column_meant(name: str, columns: Iterable[str]) -> str | None:
 
 
 def setting_meant(name: str, known: Iterable[str]) -> str | None:
-    """Return the setting that the author probably meant by ``name``; None if no name is close. ``known``:
-    valid names.
+    """Return the setting that the author probably meant by ``name``; None if no name is close.
+
+    ``known``: valid names.
     """
     known = list(known)
     last = (flag.rpartition(".")[2] for flag in SETTINGS.get(name, ()))
@@ -234,6 +235,7 @@ def setting_meant(name: str, known: Iterable[str]) -> str | None:
 
 def algorithm_meant(name: str, known: Iterable[str]) -> str | None:
     """Return the algorithm or file that the user probably meant by ``name``; None if no name is close.
+
     ``known``: valid names.
     """
     known, word = list(known), name.lower().replace("-", "_")

@@ -212,8 +212,9 @@ class ModelFootprint:
         )
 
     def trainer(self) -> dict[str, int | None]:
-        """Return the memory of a trainer on each rank: kind → bytes (None: unknown). Returns an empty dict
-        without a folder.
+        """Return the memory of a trainer on each rank: kind → bytes (None: unknown).
+
+        Returns an empty dict without a folder.
         """
         if self.facts is None:
             return {}
@@ -231,11 +232,10 @@ class ModelFootprint:
         return None if size is None else -(-size // self.shares)
 
     def generator(self) -> dict[str, int | None]:
-        """Return the memory of a generator on each rank: kind → bytes (None: unknown). Returns an empty dict
-        without a folder.
+        """Return the memory of a generator on each rank: kind → bytes (None: unknown).
 
-        The kinds are the weights and the largest cache. A generator that samples with the trainer's weights
-        has no own weights.
+        Returns an empty dict without a folder. The kinds are the weights and the largest cache. A generator
+        that samples with the trainer's weights has no own weights.
         """
         if self.facts is None:
             return {}

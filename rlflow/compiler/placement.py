@@ -29,8 +29,9 @@ class Parallel:
     collective: bool = False
 
     def teams(self, ranks: int) -> list[range]:
-        """Return the tensor-parallel groups of a pool with ``ranks`` ranks. Each group consists of adjacent
-        ranks.
+        """Return the tensor-parallel groups of a pool with ``ranks`` ranks.
+
+        Each group consists of adjacent ranks.
         """
         return [range(first, first + self.tensor) for first in range(0, ranks, self.tensor)]
 

@@ -161,8 +161,9 @@ class Plan:
         return names
 
     def works_in(self, node: int) -> str:
-        """Return the queue that runs the node's work. If the node is cut into pieces, this is the queue of
-        its pieces.
+        """Return the queue that runs the node's work.
+
+        If the node is cut into pieces, this is the queue of its pieces.
         """
         return self.lane[self.in_pieces[node][0] if node in self.in_pieces else node]
 
@@ -187,8 +188,9 @@ class Plan:
         return predecessors
 
     def names_before(self, unit: int) -> tuple[str, ...]:
-        """Return the names of the nodes that a unit waits for. For a chunk, this is the name of the node that
-        samples it.
+        """Return the names of the nodes that a unit waits for.
+
+        For a chunk, this is the name of the node that samples it.
         """
         return tuple(dict.fromkeys(self.node(self.source_of.get(i, i)).name for i in self.waits_for[unit]))
 

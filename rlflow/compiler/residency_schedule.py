@@ -35,8 +35,9 @@ Parts = frozenset[ModelPart]
 
 
 def parts(role: str, half: str, *what: str) -> Parts:
-    """Return the model parts of a trainer or generator (``half``). ``what``: weights, gradient, optimizer or
-    cache.
+    """Return the model parts of a trainer or generator (``half``).
+
+    ``what``: weights, gradient, optimizer or cache.
     """
     return frozenset(ModelPart(role, half, each) for each in what)
 
@@ -227,8 +228,9 @@ def _search(
 
 
 def _least(schedule: MemorySchedule, there: list[Gap], excess: int) -> Iterator[tuple[Gap, ...]]:
-    """Yield the minimal sets of gaps in ``there`` that free ``excess`` bytes. Without any one of its gaps, a
-    set frees less.
+    """Yield the minimal sets of gaps in ``there`` that free ``excess`` bytes.
+
+    Without any one of its gaps, a set frees less.
     """
     sizes = [schedule.sizes[gap.part] for gap in there]
     for count in range(len(there) + 1):
@@ -284,10 +286,10 @@ def _too_large(schedule: MemorySchedule, moment: MemoryStep, excess: int) -> Pro
 
 
 def prove(schedule: MemorySchedule) -> int:
-    """Check a schedule by simulating the moves of two iterations. Return the maximum bytes in memory on a
-    rank.
+    """Check a schedule by simulating the moves of two iterations.
 
-    Raises PlanError if a needed part is missing, or if memory exceeds the limit at any step.
+    Return the maximum bytes in memory on a rank. Raises PlanError if a needed part is missing, or if memory
+    exceeds the limit at any step.
     """
     there: set[ModelPart] = set(schedule.awake[-1]) if schedule.awake else set()
     most = 0

@@ -1,11 +1,10 @@
-"""The scheduler of an iteration: a state machine that takes events and returns instructions. It does no I/O
-and never waits.
+"""The scheduler of an iteration: a state machine that takes events and returns instructions.
 
-A node is waiting, ready, running or done. A ready node starts when its queue has room. The node with the most
-remaining work starts first; if two have equally much, the earlier one in the program. A column is freed when
-its last reader is done. After a failure, no node starts. When the last running node has then ended, all
-columns are freed. A sampling node may release chunks of its rows while it runs; pieces of other nodes wait
-for these chunks.
+It does no I/O and never waits. A node is waiting, ready, running or done. A ready node starts when its queue
+has room. The node with the most remaining work starts first; if two have equally much, the earlier one in the
+program. A column is freed when its last reader is done. After a failure, no node starts. When the last
+running node has then ended, all columns are freed. A sampling node may release chunks of its rows while it
+runs; pieces of other nodes wait for these chunks.
 
 The cost of an event depends only on the nodes that wait for the ended node, the columns that it read or gave,
 and their queues.
@@ -84,8 +83,9 @@ class Scheduler:
         return [*self._start([self._make_ready(node) for node in first]), *self._finish()]
 
     def done(self, node: int) -> list[Instruction]:
-        """Handle the event that a node or piece ended successfully and stored its kept columns. Return the
-        instructions.
+        """Handle the event that a node or piece ended successfully and stored its kept columns.
+
+        Return the instructions.
         """
         lane = self._leave(node)
         self._done.add(node)
@@ -158,8 +158,9 @@ class Scheduler:
         return lane
 
     def _start(self, touched: Iterable[_Queue]) -> list[Instruction]:
-        """Return the instructions that start ready nodes in the queues ``touched``. Other queues cannot have
-        changed.
+        """Return the instructions that start ready nodes in the queues ``touched``.
+
+        Other queues cannot have changed.
         """
         started: list[Instruction] = []
         for lane in sorted(touched, key=lambda lane: lane.number) if not self._failed else ():

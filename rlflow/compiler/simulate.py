@@ -67,8 +67,9 @@ class Simulation:
 
     @cached_property
     def critical(self) -> tuple[CriticalNode, ...]:
-        """The chain of nodes that determines the duration of the iteration. Each entry names the node that it
-        waited for.
+        """The chain of nodes that determines the duration of the iteration.
+
+        Each entry names the node that it waited for.
         """
         path = critical_path(self.spans, self.room)
         first = (CriticalNode(span.node) for span in path[:1])

@@ -1,5 +1,6 @@
-"""Spans: when each node ran, in real or simulated time. Also the chain of nodes that determined the end of an
-iteration.
+"""Spans: when each node ran, in real or simulated time.
+
+Also the chain of nodes that determined the end of an iteration.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class Span:
 
 @dataclass(frozen=True)
 class RankSpan:
-    """The start and the end of an operation that a rank of a pool ran for a node. The clock is that of
-    ``Span``.
+    """The start and the end of an operation that a rank of a pool ran for a node.
+
+    The clock is that of ``Span``.
     """
 
     node: str  # name of the node
@@ -202,8 +204,9 @@ def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
 
 
 def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
-    """Yield the maximal periods (start, end) during which some span ran. Periods that only touch each other
-    stay separate.
+    """Yield the maximal periods (start, end) during which some span ran.
+
+    Periods that only touch each other stay separate.
     """
     ordered = sorted((span.start, span.end) for span in spans)
     start, end = ordered[0]

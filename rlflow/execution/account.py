@@ -216,8 +216,9 @@ class UpdateRows:
 
     @property
     def metrics(self) -> PartialMetrics:
-        """The metric ``left_out``: the number of rows that the update did not learn from. Empty if the update
-        was not due.
+        """The metric ``left_out``: the number of rows that the update did not learn from.
+
+        Empty if the update was not due.
         """
         return {} if self.waits else known({"left_out": float((self.broken != 0).sum())})
 
@@ -372,8 +373,9 @@ class Ledger:
         return where[index] if where is not None and index is not None else None
 
     def _trains(self, axis: int) -> bool:
-        """Return True if an update learns from rows of the axis. If this graph is the body of a `repeat`,
-        returned rows count too.
+        """Return True if an update learns from rows of the axis.
+
+        If this graph is the body of a `repeat`, returned rows count too.
         """
         axes = [node.axis for node in self.graph.nodes if node.op is Op.UPDATE] + [
             self.graph.rows
@@ -558,8 +560,9 @@ class _RowOutcomes:
         self.maskers: dict[End, str] = {}
 
     def mask(self, rows: Tensor, end: End, tokens: Tensor, stage: str) -> None:
-        """Set how many tokens of each row in ``rows`` had the outcome ``end``. ``stage`` masked out the other
-        tokens.
+        """Set how many tokens of each row in ``rows`` had the outcome ``end``.
+
+        ``stage`` masked out the other tokens.
 
         tokens: int64, one number for each of ``rows``.
         """

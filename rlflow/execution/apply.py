@@ -120,8 +120,9 @@ def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def as_column(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bool = False) -> Data:
-    """Convert a value that a stage returned to a column. Raises ValueError if its shape, dtype or text is
-    wrong.
+    """Convert a value that a stage returned to a column.
+
+    Raises ValueError if its shape, dtype or text is wrong.
 
     ``kind``: the declared kind; None infers it from the value. ``every_rank``: whether the stage runs on
     every rank.

@@ -1,5 +1,6 @@
-"""Computed settings: settings of a call whose value is a column. The numbers are checked against the
-setting's range.
+"""Computed settings: settings of a call whose value is a column.
+
+The numbers are checked against the setting's range.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def with_numbers(
 
 
 def sampling_of(options: GenerateOptions, numbers: Mapping[str, float] = MappingProxyType({})) -> Sampling:
-    """Return the sampling settings of a `generate` call. ``numbers``: the values of settings that are
-    columns.
+    """Return the sampling settings of a `generate` call.
+
+    ``numbers``: the values of settings that are columns.
     """
     return Sampling(
         **{name: value for name, value in {**vars(options), **numbers}.items() if name != "environment"}

@@ -251,8 +251,9 @@ class Session:
         return value
 
     def log(self, node: str, metrics: PartialMetrics, of: Of = Of.NODE, role: str = "") -> None:
-        """Store the metrics of a node. ``of``: what kind of node it is. ``role``: the role that the node
-        calls.
+        """Store the metrics of a node.
+
+        ``of``: what kind of node it is. ``role``: the role that the node calls.
         """
         self.metrics |= accumulated(self._tallies, figures(metrics, of, node, role))
 
@@ -358,8 +359,9 @@ class Role:
     """A role in an eager flow, with methods such as `generate` and `update`. Each call runs immediately."""
 
     def __init__(self, name: str, engine: Engine, weight: float = 1.0) -> None:
-        """Make the role ``name``. ``weight``: the weight of this reward from ``--reward X:WEIGHT``, for one
-        of ``*rewards``.
+        """Make the role ``name``.
+
+        ``weight``: the weight of this reward from ``--reward X:WEIGHT``, for one of ``*rewards``.
         """
         self._name = name
         self._engine = engine
@@ -389,8 +391,9 @@ class Role:
         return Batch(rows.axis, prompts.carried(rows.axis) | rows.data)
 
     def logprobs(self, batch: Batch, *, gives: str | tuple[str, ...] = "logprobs") -> Batch:
-        """Return the log-probs of the rows, computed by the role's trainer. If ``gives`` has two names, also
-        return entropies.
+        """Return the log-probs of the rows, computed by the role's trainer.
+
+        If ``gives`` has two names, also return entropies.
         """
         names = (gives,) if isinstance(gives, str) else tuple(gives)
         return self._forward(
@@ -457,8 +460,9 @@ def update_reads(loss: Loss) -> tuple[str, ...]:
 
 
 class Eager:
-    """Runs flows and stages that user code calls like functions. Implements
-    `rlflow.author.scope.Interpreter`.
+    """Runs flows and stages that user code calls like functions.
+
+    Implements `rlflow.author.scope.Interpreter`.
     """
 
     def call(self, flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

@@ -134,8 +134,9 @@ class Episodes:
         )
 
     def _opened(self, prompts: Batch, axis: Axis, seed: int) -> list[_Row]:
-        """Start an episode for each row and return the rows. All episodes of a prompt have the same
-        environment seed.
+        """Start an episode for each row and return the rows.
+
+        All episodes of a prompt have the same environment seed.
         """
         own = row_seeds(derived(seed, "environment"), prompts.axis.keys)
         values = _row_values(prompts, self.pool)

@@ -82,8 +82,9 @@ def counted(
 
 
 def divided(pieces: Iterable[CarriedGroups], groups: int) -> tuple[list[CarriedGroups], list[CarriedGroups]]:
-    """Split groups into the first ``groups`` groups and the rest. If there are fewer groups, all are in the
-    first part.
+    """Split groups into the first ``groups`` groups and the rest.
+
+    If there are fewer groups, all are in the first part.
     """
     first: list[CarriedGroups] = []
     rest: list[CarriedGroups] = []

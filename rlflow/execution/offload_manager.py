@@ -37,8 +37,9 @@ class OffloadManager:
 
     @staticmethod
     def of(offload_plans: Iterable[MemorySchedule]) -> OffloadManager:
-        """Return the offload manager of a run in one process. ``offload_plans`` has at most one memory
-        schedule.
+        """Return the offload manager of a run in one process.
+
+        ``offload_plans`` has at most one memory schedule.
         """
         return OffloadManager(next(iter(offload_plans), None))
 

@@ -21,8 +21,9 @@ Kind = Literal["mean", "max", "sum"]
 
 @dataclass(frozen=True)
 class PartialMetric:
-    """The sum, count and maximum of some values. ``kind`` says which metric is made of them: a mean, maximum
-    or sum.
+    """The sum, count and maximum of some values.
+
+    ``kind`` says which metric is made of them: a mean, maximum or sum.
     """
 
     total: Fraction | float

@@ -1,5 +1,6 @@
-"""Gains: the quantities per token or response that a policy update maximises. Also the selection of tokens
-for an update.
+"""Gains: the quantities per token or response that a policy update maximises.
+
+Also the selection of tokens for an update.
 """
 
 from __future__ import annotations

@@ -80,8 +80,9 @@ def loss_problems(program: Program) -> Iterator[Problem]:
 
 
 def loss_terms(program: Program, node: Node, loss: Loss) -> list[LossTerm]:
-    """Return the losses of an update with their settings. If a setting is a column, it gets a synthetic
-    number.
+    """Return the losses of an update with their settings.
+
+    If a setting is a column, it gets a synthetic number.
     """
     return terms(
         loss,
@@ -91,8 +92,9 @@ def loss_terms(program: Program, node: Node, loss: Loss) -> list[LossTerm]:
 
 
 def synthetic_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
-    """Return name → number for each setting of a call that is a column. The number is the setting's default,
-    or 0.5.
+    """Return name → number for each setting of a call that is a column.
+
+    The number is the setting's default, or 0.5.
     """
     names = [
         item.parameter.removeprefix(SETTING) for item in node.inputs if item.parameter.startswith(SETTING)
@@ -149,8 +151,9 @@ def _trial_problems(node: Node, term: LossTerm, kinds: Mapping[str, Kind]) -> It
 def try_loss(
     loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any], weights: float = 1.0
 ) -> Trial:
-    """Call the loss on synthetic rows and return the outcome. The state of the global random generator does
-    not change.
+    """Call the loss on synthetic rows and return the outcome.
+
+    The state of the global random generator does not change.
 
     ``kinds``: the kinds of the loss's columns. The values of the column ``weights`` are multiplied by the
     number ``weights``.

@@ -60,8 +60,9 @@ class Reach:
     """
 
     def __init__(self, graph: Graph, reward: Node, influences: Mapping[str, frozenset[str]]) -> None:
-        """Search the graph. ``influences``: name of an update → the parameters whose columns change its
-        gradient.
+        """Search the graph.
+
+        ``influences``: name of an update → the parameters whose columns change its gradient.
         """
         self.reward, self.influences = reward, influences
         self.weights: dict[str, PathStep] = {}

@@ -21,11 +21,10 @@ SIGNALS = ("completion", "answer", "finish", "prompt", "chosen", "turn_rewards",
 
 
 def reward_problems(program: Program) -> Iterator[Problem]:
-    """Yield the problems of rewards that no update learns from, and of flows without rewards. The flow's
-    losses must have no errors.
+    """Yield the problems of rewards that no update learns from, and of flows without rewards.
 
-    It is an error if the scores of a reward do not reach an update. It is only a note if the author declared
-    that they need not, or if the flow has no reward.
+    The flow's losses must have no errors. It is an error if the scores of a reward do not reach an update. It
+    is only a note if the author declared that they need not, or if the flow has no reward.
     """
     graph = program.graph
     updates = [node for node in graph.nodes if node.op is Op.UPDATE]
@@ -136,8 +135,9 @@ def _broken(program: Program, target: ReachedUpdate | None, reach: Reach) -> tup
 
 
 def _unrewarded(program: Program, update: Node, rewards: list[Node]) -> Iterator[Problem]:
-    """Yield a warning for a trained role that samples, if the rewards reach only other roles. If the author
-    declared that the role's loss needs no reward, yield a note.
+    """Yield a warning for a trained role that samples, if the rewards reach only other roles.
+
+    If the author declared that the role's loss needs no reward, yield a note.
     """
     loss = next((term.loss for term in _terms(program, update) if term.loss.unrewarded), None)
     if loss is not None:

@@ -39,10 +39,10 @@ OF_TEXT = (TypeError, AttributeError)
 
 
 def stage_problems(program: Program) -> Iterator[Problem]:
-    """Call the stages of a flow on synthetic rows and yield the problems. This includes its repeats and its
-    evaluation.
+    """Call the stages of a flow on synthetic rows and yield the problems.
 
-    Each stage is called once for each set of columns that it reads.
+    This includes its repeats and its evaluation. Each stage is called once for each set of columns that it
+    reads.
     """
     tried: set[tuple[str, tuple[str, ...]]] = set()
     for graph in _graphs(program.graph):

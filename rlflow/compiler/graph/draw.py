@@ -85,11 +85,10 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
 
 
 def joint_losses(node: Node) -> str:
-    """Return the objective of an update with several losses as text. Returns an empty text for any other
-    node.
+    """Return the objective of an update with several losses as text.
 
-    The text has each loss with its factor, its average, and the column that selects its rows: ``policy
-    (tokens) + 0.1 likelihood (tokens, where right)``.
+    Returns an empty text for any other node. The text has each loss with its factor, its average, and the
+    column that selects its rows: ``policy (tokens) + 0.1 likelihood (tokens, where right)``.
     """
     settings = node.settings
     if not isinstance(settings, UpdateOptions) or not settings.losses:
@@ -315,8 +314,9 @@ def _box(node: Node, box: Box, note: str) -> str:
 
 
 def _arrow(boxes: Sequence[Box], label: str) -> str:
-    """Return an SVG arrow from the first box to the last, through the boxes between them. ``label``: its
-    tooltip.
+    """Return an SVG arrow from the first box to the last, through the boxes between them.
+
+    ``label``: its tooltip.
     """
     path = f"M{boxes[0].x:.1f},{boxes[0].y + boxes[0].height:.1f}"
     for before, after in pairwise(boxes):

@@ -42,10 +42,10 @@ def pack(graph: Graph) -> bytes:
 
 
 def _plain(graph: Graph) -> dict[str, Any]:
-    """Return the graph as plain values. Fields that later versions added are omitted if they have their
-    default.
+    """Return the graph as plain values.
 
-    So graphs of earlier versions keep their identity.
+    Fields that later versions added are omitted if they have their default. So graphs of earlier versions
+    keep their identity.
     """
     fields = graph.as_fields()
     _shortened(fields)
@@ -176,8 +176,9 @@ def _adapter(kind: type) -> Any:
 
 
 def identity(graph: Graph) -> str:
-    """Return 16 hex digits that identify what an iteration computes. They depend on the sources of its
-    functions.
+    """Return 16 hex digits that identify what an iteration computes.
+
+    They depend on the sources of its functions.
     """
     return hashlib.sha256(pack(_placeless(graph))).hexdigest()[:16]
 

@@ -1,7 +1,7 @@
-"""The pass ``prune``: keep only columns that are read, and drop nodes that nothing needs. Also the pass
-``reuse``.
+"""The pass ``prune``: keep only columns that are read, and drop nodes that nothing needs.
 
-``reuse`` finds forward passes whose autograd graph the next update of the role can use.
+Also the pass ``reuse``. ``reuse`` finds forward passes whose autograd graph the next update of the role can
+use.
 """
 
 from __future__ import annotations

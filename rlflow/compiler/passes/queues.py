@@ -1,5 +1,6 @@
-"""The pass ``queues``: the executor queue of each node. It depends on the kind of node, and with pools also
-on the pool.
+"""The pass ``queues``: the executor queue of each node.
+
+It depends on the kind of node, and with pools also on the pool.
 """
 
 from __future__ import annotations

@@ -169,8 +169,9 @@ def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 
 
 def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
-    """Yield the memory steps of one node. ``stale``: roles whose weights changed since they were last
-    transferred.
+    """Yield the memory steps of one node.
+
+    ``stale``: roles whose weights changed since they were last transferred.
     """
     role = node.role
     if role is None:

@@ -55,8 +55,9 @@ class WeightEdge:
 
 
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
-    """Yield the edges of columns in program order. The edges in the body of a `repeat` follow the edges of
-    the `repeat`.
+    """Yield the edges of columns in program order.
+
+    The edges in the body of a `repeat` follow the edges of the `repeat`.
 
     layouts: None for a run in one process, where nothing moves.
     """
@@ -107,8 +108,9 @@ def _source_layout(
 def _edge(
     plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: list[Input], of: RowLayout | None
 ) -> Edge:
-    """Return the edge for the columns ``items``, which ``node`` reads from one other node. ``of``: the layout
-    of these columns.
+    """Return the edge for the columns ``items``, which ``node`` reads from one other node.
+
+    ``of``: the layout of these columns.
     """
     source, names = plan.graph.nodes[items[0].column.node].name, tuple(item.column.name for item in items)
     size = sum(sizes.read(node, item) for item in items)

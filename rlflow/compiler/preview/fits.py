@@ -104,8 +104,9 @@ def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
 
 
 def crowded(placement: Placement, cores: int) -> Iterator[Problem]:
-    """Yield a warning if there are more workers than ``cores``, this machine's cores. Each worker loads its
-    own models.
+    """Yield a warning if there are more workers than ``cores``, this machine's cores.
+
+    Each worker loads its own models.
     """
     ranks = sum(placement.pools.values())
     if ranks > cores:

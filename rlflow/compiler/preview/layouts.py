@@ -32,8 +32,9 @@ class RowLayout:
 
 @dataclass
 class Layouts:
-    """The layouts of a plan's columns and nodes. Scalars have no layout, because they are sent with each
-    call.
+    """The layouts of a plan's columns and nodes.
+
+    Scalars have no layout, because they are sent with each call.
     """
 
     plan: Plan  # the plan that these layouts belong to
@@ -72,8 +73,9 @@ class Layouts:
                 self.columns[Column(node.id, output.name)] = data.get(output.name, layout)
 
     def _add_repeat(self, node: Node) -> None:
-        """Add the layouts of a `repeat` and its body. Kept rows stay on the ranks on which the body stored
-        them.
+        """Add the layouts of a `repeat` and its body.
+
+        Kept rows stay on the ranks on which the body stored them.
         """
         body = self.plan.bodies[node.id]
         inputs = {
@@ -146,7 +148,8 @@ def alike(one: RowLayout, other: RowLayout) -> bool:
 
 
 def on_one_rank(layouts: RowLayout, ranks: Mapping[str, int]) -> RowLayout:
-    """Return the layout unchanged if its pool has several ranks. If the pool has one rank, return the split
-    that all its layouts have.
+    """Return the layout unchanged if its pool has several ranks.
+
+    If the pool has one rank, return the split that all its layouts have.
     """
     return replace(layouts, split=(layouts.pool,)) if ranks[layouts.pool] == 1 else layouts

@@ -84,8 +84,9 @@ class Sizes:
         )
 
     def read(self, node: Node, item: Input) -> int:
-        """Return the bytes of a column in the form in which a node reads it. Columns of prompts are repeated
-        for the node's rows.
+        """Return the bytes of a column in the form in which a node reads it.
+
+        Columns of prompts are repeated for the node's rows.
         """
         return int(self.per_row(item.column) * self.rows[node.axis])
 

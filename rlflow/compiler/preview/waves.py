@@ -40,8 +40,9 @@ class Pair:
 
 
 def steps(plan: Plan, layouts: Layouts | None, within: str | None = None) -> Iterator[WaveNode]:
-    """Yield the nodes wave by wave, each wave in program order. The nodes in the body of a `repeat` follow
-    the `repeat`.
+    """Yield the nodes wave by wave, each wave in program order.
+
+    The nodes in the body of a `repeat` follow the `repeat`.
     """
     for wave, nodes in enumerate(waves(plan)):
         for node in nodes:
@@ -83,11 +84,10 @@ def waves(plan: Plan) -> list[list[Node]]:
 
 
 def pairs(plan: Plan, room: Mapping[str, int]) -> Iterator[Pair]:
-    """Yield the pairs of nodes that can run at the same time, in program order. Pairs within repeats are
-    included.
+    """Yield the pairs of nodes that can run at the same time, in program order.
 
-    In such a pair, neither node waits for the other, or the second waits only for chunks of the first.
-    ``room``: queue → how many nodes it runs at once.
+    Pairs within repeats are included. In such a pair, neither node waits for the other, or the second waits
+    only for chunks of the first. ``room``: queue → how many nodes it runs at once.
     """
     running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
     before = {i: nx.ancestors(plan.graph.order, i) for i in running}

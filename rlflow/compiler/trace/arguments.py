@@ -14,8 +14,9 @@ from rlflow.errors import Place, Problem, listed, nearest
 
 
 def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
-    """Return role parameter → the names of the roles that are bound to it. Only ``*rewards`` can have
-    several.
+    """Return role parameter → the names of the roles that are bound to it.
+
+    Only ``*rewards`` can have several.
     """
     parameters = flow.parameters
     names = {name: [name] for name in parameters.roles}

@@ -119,8 +119,9 @@ def _no_body(flow: Flow) -> Problem:
 
 
 def _parameter_problems(flow: Flow, body: Flow) -> Iterator[Problem]:
-    """Yield the problems of the body's parameters. They must be the data, then roles of the flow by name,
-    then the settings.
+    """Yield the problems of the body's parameters.
+
+    They must be the data, then roles of the flow by name, then the settings.
     """
     known, own = flow.parameters, body.parameters
     wrong = [name for name in own.roles if name not in known.roles]

@@ -66,8 +66,9 @@ DECISION = "put the decision inside a @stage, or base it on a setting"
 
 
 class Symbol:
-    """An object that stands for a value while a flow is traced. It raises FlowError if Python or torch uses
-    it as a value.
+    """An object that stands for a value while a flow is traced.
+
+    It raises FlowError if Python or torch uses it as a value.
     """
 
     symbolic = True
