@@ -78,8 +78,9 @@ class Axis:
 
     @staticmethod
     def fresh(rows: int, start: int = 0) -> Axis:
-        """Return the axis of ``rows`` prompts at consecutive positions of the data stream, from position
-        ``start``.
+        """Return the axis of ``rows`` prompts at consecutive positions of the data stream.
+
+        ``start``: the first position.
         """
         return Axis(torch.stack([torch.arange(start, start + rows), torch.zeros(rows, dtype=torch.int64)], 1))
 
@@ -142,22 +143,21 @@ class Axis:
             step = step.parent
 
     def rows_of(self, other: Axis) -> Tensor | None:
-        """Map each row of ``other`` to the row of this axis whose values it gets in a merge, int64 [rows of
-        other].
+        """Map each row of ``other`` to the row of this axis whose values it gets in a merge.
 
-        A row of ``other`` without such a row gets -1. Returns None if several rows of this axis belong to one
-        row of ``other``, or if the axes are unrelated. Axes are related if one was made from the other, or if
-        both were made from a third axis.
+        Returns int64 [rows of other]. A row of ``other`` without such a row gets -1. Returns None if several
+        rows of this axis belong to one row of ``other``, or if the axes are unrelated. Axes are related if
+        one was made from the other, or if both were made from a third axis.
         """
         rows = self._common_origin(other)
         return None if rows is None else rows[0] if rows[1] is None else _through(rows[1], rows[2], rows[0])
 
     def groups_of(self, other: Axis) -> Tensor | None:
-        """Map each row of ``other`` to the group of this axis whose values it gets in a merge, int64 [rows of
-        other].
+        """Map each row of ``other`` to the group of this axis whose values it gets in a merge.
 
-        Groups are numbered as in ``slots``. A row of ``other`` without such a group gets -1. Returns None if
-        several groups belong to one row of ``other``, or if the axes are unrelated.
+        Returns int64 [rows of other]. Groups are numbered as in ``slots``. A row of ``other`` without such a
+        group gets -1. Returns None if several groups belong to one row of ``other``, or if the axes are
+        unrelated.
         """
         rows = self._common_origin(other)
         if rows is None:
@@ -201,8 +201,7 @@ class Axis:
 
 
 def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
-    """Invert ``origin`` at the given rows: return the position in ``origin`` of each number in ``wanted``,
-    int64 [wanted].
+    """Return the position in ``origin`` of each number in ``wanted``, int64 [wanted].
 
     The numbers in ``origin`` and ``wanted`` are below ``rows``. A number that is not in ``origin`` gets -1.
     Returns None if a number occurs twice in ``origin``.
@@ -213,8 +212,9 @@ def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
 
 
 def stacked(keys: Sequence[Tensor]) -> Tensor:
-    """Concatenate the paths of several axes, int64 [all rows, longest path]; shorter paths are padded with
-    zeros.
+    """Concatenate the paths of several axes, int64 [all rows, longest path].
+
+    Shorter paths are padded with zeros.
     """
     width = max(part.shape[1] for part in keys)
     return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in keys])

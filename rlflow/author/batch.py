@@ -32,8 +32,9 @@ DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}
 
 
 def padding(value: float) -> AbstractContextManager[None]:
-    """Fill the padding of float columns with ``value`` inside the ``with`` block, to test that results do not
-    depend on it.
+    """Fill the padding of float columns with ``value`` inside the ``with`` block.
+
+    Tests use it to show that results do not depend on the padding.
     """
     return with_value(_fill, value)
 
@@ -312,10 +313,10 @@ class Batch:
         return Batch(axis, self.carried(axis) | {"group": group_column(axis)})
 
     def carried(self, axis: Axis) -> dict[str, Data]:
-        """Return the columns of this batch for the rows of ``axis``, which was made directly from the axis of
-        this batch.
+        """Return the columns of this batch for the rows of ``axis``.
 
-        Raises ValueError for an axis without a parent.
+        ``axis`` was made directly from the axis of this batch. Raises ValueError for an axis without a
+        parent.
         """
         if axis.index is None:
             raise ValueError("found an axis without a parent, expected an axis made from the batch's axis")
@@ -427,10 +428,9 @@ def spread(
 
 
 def _per_token(name: str, data: Data, axis: Axis) -> Data:
-    """Return a token column that has each follow-up prompt's value at the token where the prompt ends, and
-    NaN elsewhere.
+    """Return a token column with each follow-up prompt's value at the token before which it ends.
 
-    Raises FlowError for kinds without NaN.
+    All other tokens have NaN. Raises FlowError for kinds without NaN.
     """
     if data.kind.level is not Level.ROW or not data.value.is_floating_point():
         raise FlowError(partly(name, data.kind))
@@ -462,10 +462,10 @@ def _single(value: Any) -> bool:
 
 
 def _axis_of(rows: int, group: Sequence[int] | Tensor | None) -> Axis:
-    """Return an axis of ``rows`` rows at new positions of the data stream: one position per row, or one per
-    group if ``group`` is given.
+    """Return an axis of ``rows`` rows at new positions of the data stream.
 
-    Raises FlowError if the rows of a group are not adjacent.
+    Each row has its own position. If ``group`` is given, all rows of a group have the same position. Raises
+    FlowError if the rows of a group are not adjacent.
     """
     if group is None:
         return Axis.fresh(rows)
@@ -548,8 +548,9 @@ def other_axis(columns: Iterable[str]) -> Problem:
 
 
 def partly(name: str, kind: Kind | None) -> Problem:
-    """Return the Problem of a merge that leaves some rows without a value, although the column cannot hold
-    NaN.
+    """Return the Problem of a merge that leaves some rows without a value.
+
+    The column cannot hold NaN, so this is an error. ``kind``: the kind of the column.
     """
     return Problem(
         "rows-lacking",

@@ -20,8 +20,7 @@ from rlflow.errors import FlowError, Place, Problem
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a flow: the data, the roles in order, the name of ``*roles`` (``rest``), and the
-    settings.
+    """The parameters of a flow: the data, the roles in order, ``*roles`` (``rest``), and the settings.
 
     ``hp`` is the default of the settings parameter; None if the flow has no settings.
     """
@@ -153,8 +152,7 @@ def flow(
 
 
 def repeat(body: Callable[..., Any], prompts: Any, *, groups: int, tries: int) -> Any:
-    """Call ``body(prompts) -> batch`` with these prompts, then with new prompts, until enough groups are
-    kept.
+    """Call ``body(prompts) -> batch`` with these and then with new prompts until enough groups are kept.
 
     The batch has the bool group column ``keep``. ``body`` is called until ``groups`` groups have ``keep``
     True, at most ``tries`` times. ``repeat`` returns a batch of these groups, in prompt order. If there are

@@ -60,8 +60,9 @@ class JointLoss(Loss):
 
     @property
     def key(self) -> Hashable:
-        """A key for comparisons: equal for joint losses with the same losses in the same order, ``scale`` and
-        ``where``.
+        """A key for comparisons.
+
+        Joint losses have equal keys if they have the same losses in the same order, ``scale`` and ``where``.
         """
         return (*(loss.key for loss in self.losses), self.scale, self.where)
 
@@ -134,9 +135,7 @@ def terms(loss: Loss, settings: Mapping[str, Any], mean: Any) -> list[LossTerm]:
 
 
 def specification(loss: Loss | Sequence[Loss]) -> Mapping[str, Setting]:
-    """Return the specification of the settings of `update` itself, which are different for one loss and for
-    several losses.
-    """
+    """Return the settings of `update` itself: there are more of them with several losses than with one."""
     return UPDATE if isinstance(loss, Loss) and not isinstance(loss, JointLoss) else JOINT
 
 
@@ -178,9 +177,7 @@ def joined(
 
 
 def _clashes(what: str, losses: Sequence[Loss], place: Place | None) -> Iterator[Problem]:
-    """Yield a problem if the losses need different heads, or if a loss has a setting that `update` itself
-    has.
-    """
+    """Yield a problem if the losses need different heads, or if a loss has a setting of `update` itself."""
     heads = {loss.head: loss for loss in losses}
     if len(heads) > 1:
         yield Problem(

@@ -34,10 +34,10 @@ def algorithms_folder() -> Path:
 
 
 def target(text: str) -> Target:
-    """Return the file and flow that a user's text names: ``FILE``, ``FILE::flow`` or the name of an included
-    algorithm.
+    """Return the file and the flow that a user's text names.
 
-    Raises PlanError if the file does not exist.
+    ``text``: ``FILE``, ``FILE::flow`` or the name of an included algorithm. Raises PlanError if the file does
+    not exist.
     """
     name, _, flow = text.partition("::")
     path = Path(name)
@@ -218,9 +218,7 @@ def exported() -> tuple[str, ...]:
 
 
 def _hiding_packages(folder: Path) -> list[Path]:
-    """Return the files in ``folder`` that hide a standard module or an installed package, because they have
-    its name.
-    """
+    """Return the files in ``folder`` that hide a standard module or an installed package of the same name."""
     packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
     def installed(name: str) -> bool:

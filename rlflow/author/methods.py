@@ -15,9 +15,7 @@ from rlflow.errors import FlowError, Place, Problem, listed
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a method: its default, the test for valid values, and a description of valid values for
-    messages.
-    """
+    """A setting of a method: its default, the test for valid values, and a description of them for messages."""
 
     default: Any
     test: Callable[[Any], bool]
@@ -217,10 +215,10 @@ def sampling_of(sampling: Mapping[str, Mapping[str, Any]], method: str, call: st
 
 
 def resampled(bound: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a `generate` call: the flow's settings ``bound``, overridden by the run's
-    settings ``own``.
+    """Return the settings of a `generate` call: the flow's settings, overridden by the run's settings.
 
-    If the flow sets the temperature to 0 (greedy sampling), it stays 0.
+    ``bound``: the flow's settings. ``own``: the run's settings. If the flow sets the temperature to 0 (greedy
+    sampling), it stays 0.
     """
     greedy = bound["temperature"] == 0
     return {**bound, **{name: value for name, value in own.items() if name != "temperature" or not greedy}}
@@ -233,8 +231,9 @@ def too_short(
     call: str,
     place: Place | None,
 ) -> list[Problem]:
-    """Return a problem if a `generate` call requires more tokens than its maximum, by its minimum or by its
-    lengths.
+    """Return a problem if a `generate` call requires more tokens than its maximum.
+
+    The call requires tokens by its setting ``min_tokens`` or ``lengths``.
 
     ``sampling``, ``method`` and ``call`` are as in ``sampling_of``.
     """

@@ -26,8 +26,9 @@ class NodeOptions:
 
 @dataclass(frozen=True)
 class ShownOptions(NodeOptions):
-    """Settings as pairs of name and value, for stages, which define their own settings, and for settings with
-    a masked secret.
+    """Settings as pairs of name and value.
+
+    Used for stages, which define their own settings, and for settings with a masked secret.
     """
 
     own: Pairs = ()
@@ -117,8 +118,9 @@ AnyOptions = (
 
 
 def plain(value: Any) -> Value:
-    """Return a setting's value as the graph stores it: numbers and text unchanged, other values as their name
-    or repr.
+    """Return a setting's value as the graph stores it.
+
+    Numbers and text are unchanged. Other values become their name or repr.
     """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:  # the wire format holds 64 bits
         return str(value)

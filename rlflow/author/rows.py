@@ -61,8 +61,7 @@ def choose(
     count: int | None = None,
     per: Literal["group", "batch"] = "batch",
 ) -> Any:
-    """Return the rows of ``batch`` where a bool column is True, or the rows with the largest values of the
-    column ``top``.
+    """Return the rows of ``batch`` where a bool column is True, or the rows with the largest values.
 
     ``choose(batch, column)`` keeps the rows with True. ``choose(batch, top=…, count=…)`` keeps the ``count``
     rows with the largest values, in the batch or in each group (``per``). If values are equal, it keeps the
@@ -92,10 +91,9 @@ def choose(
 
 
 def concat(*batches: Any) -> Any:
-    """Return one batch with the rows of all batches, one batch after another, and the columns that all
-    batches have.
+    """Return one batch with the rows of all batches, one batch after another.
 
-    Groups of different batches stay separate.
+    It has the columns that all batches have. Groups of different batches stay separate.
     """
     if len(batches) < 2:
         raise FlowError(

@@ -96,8 +96,9 @@ def current() -> Scope:
 
 
 def entered(scope: Scope) -> AbstractContextManager[None]:
-    """Send the calls of stages, `repeat`, `ask`, `choose` and `concat` inside the ``with`` block to this
-    scope.
+    """Send the flow's calls inside the ``with`` block to this scope.
+
+    These are the calls of stages, `repeat`, `ask`, `choose` and `concat`.
     """
     return with_value(_current, scope)
 
@@ -113,8 +114,9 @@ def with_value(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def number(name: str) -> Any:
-    """Return the scalar ``name`` that every batch of the running flow has, such as ``iteration``; None if
-    there is none.
+    """Return the scalar ``name`` that every batch of the running flow has, such as ``iteration``.
+
+    Returns None if there is no such scalar.
     """
     scope = _current.get()
     return scope.number(name) if scope is not None else None

@@ -63,8 +63,9 @@ def uniforms_at(seeds: Sequence[int], steps: Sequence[int]) -> Tensor:
 
 
 def _uniform(seeds: Sequence[int], steps: Tensor) -> Tensor:
-    """Return uniform random numbers for each seed at ``steps``: the same steps for all seeds, or one row of
-    steps per seed.
+    """Return uniform random numbers for each seed at ``steps``.
+
+    ``steps`` is the same for all seeds, or has one row per seed.
     """
     rows = splitmix(torch.tensor([signed(int(seed)) for seed in seeds], dtype=torch.int64))
     bits = splitmix(rows[:, None] + steps * GOLDEN)

@@ -1,6 +1,4 @@
-"""The settings dataclass of a flow: its fields with comments, values from text, ranges, and the variants that
-`check` tries.
-"""
+"""The settings dataclass of a flow: fields, comments, ranges, values from text, and variants for `check`."""
 
 from __future__ import annotations
 

@@ -90,8 +90,9 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _names(function: types.FunctionType) -> dict[str, Any]:
-    """Return name → value for the globals and captured variables that a function and its nested functions
-    use.
+    """Return name → value for the globals and captured variables that a function uses.
+
+    Functions inside the function count too.
     """
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     captured = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))

@@ -9,9 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Turn:
-    """What an environment returns for the text that the model wrote in a turn: its answer, a reward, and
-    whether the episode ends.
-    """
+    """What an environment returns for a turn: its answer, a reward, and whether the episode ends."""
 
     # text, which continues where the model stopped; or messages (``[{"role": …, "content": …}]``), which the
     # chat template renders as the next turn. An empty value ends the episode.

@@ -1,5 +1,6 @@
-"""The memory that a model needs on each rank, computed from config.json and safetensors headers without
-reading weights.
+"""The memory that a model needs on each rank, computed from config.json and safetensors headers.
+
+No weights are read.
 """
 
 from __future__ import annotations
@@ -64,8 +65,7 @@ class ModelFacts:
 
     @property
     def unused_head(self) -> int:
-        """The number of parameters of a separate language-model head; 0 if the head is tied to the
-        embeddings.
+        """The number of parameters of a separate language-model head; 0 if it is tied to the embeddings.
 
         A model with another head does not use these parameters.
         """

@@ -1,6 +1,4 @@
-"""Placement: the pools on which the trainer and the generator of each role run, decided before anything
-starts.
-"""
+"""Placement: the pools on which trainers and generators run, decided before anything starts."""
 
 from __future__ import annotations
 
@@ -136,9 +134,7 @@ class Pools(str):
         return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
 
     def _named(self) -> Iterator[tuple[str, int, str, Fraction]]:
-        """Yield the name, the ranks, the kind of device or ``threads`` (if given) and the part of a device of
-        each pool.
-        """
+        """Yield (name, ranks, kind of device or ``threads`` if given, part of a device) of each pool."""
         names: set[str] = set()
         for item in map(str.strip, self.split(",") if self else ()):
             match = POOL.fullmatch(item)

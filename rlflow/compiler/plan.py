@@ -31,9 +31,7 @@ class PassNote:
 
 @dataclass(frozen=True)
 class ScoredColumns:
-    """The scores of the rows that an update learns from, and the columns that the update reads and that
-    depend on scores.
-    """
+    """The scores of the rows that an update learns from, and the update's columns that depend on scores."""
 
     # reward role → its scores, if several roles score these rows
     rewards: Mapping[str, Column] = field(default_factory=dict)

@@ -1,5 +1,6 @@
-"""Memory schedules: which model parts are in a rank's memory at each step of an iteration, with the fewest
-moves.
+"""Memory schedules: the model parts in a rank's memory at each step of an iteration.
+
+A schedule has the fewest possible moves.
 
 An iteration is a list of steps that repeats. Between two steps that need a part, the part stays in memory or
 is moved out and back. A schedule makes this choice for each such gap. The search for the best schedule is
@@ -43,9 +44,7 @@ def parts(role: str, half: str, *what: str) -> Parts:
 
 
 def computing(role: str) -> Parts:
-    """Return the model parts that a role's trainer needs for a forward pass, or to write its weights to a
-    file.
-    """
+    """Return the parts that a role's trainer needs for a forward pass, or to write its weights to a file."""
     return parts(role, "trainer", "weights")
 
 
@@ -91,9 +90,7 @@ class Move:
 
 @dataclass(frozen=True)
 class MemorySchedule:
-    """The steps of an iteration on the ranks of a pool, and the model parts that are in memory during each
-    step.
-    """
+    """The steps of an iteration on the ranks of a pool, and the model parts in memory during each step."""
 
     pool: str
     moments: tuple[MemoryStep, ...]  # steps in order; after the last step, the first one follows

@@ -47,10 +47,10 @@ Instruction = StartNode | Free | Finish
 
 @dataclass(slots=True)
 class _Queue:
-    """An executor queue: its limit, the number of running nodes, and a heap of ready nodes with the next node
-    on top.
+    """An executor queue: its limit, the number of running nodes, and a heap of ready nodes.
 
-    ``number``: queues are numbered in the order in which they first had a ready node.
+    The next node to start is on top of the heap. ``number``: queues are numbered in the order in which they
+    first had a ready node.
     """
 
     number: int

@@ -52,8 +52,9 @@ class Simulation:
 
     @property
     def bound(self) -> float:
-        """A lower bound in seconds for any schedule: the longest path, or the work of the busiest queue
-        divided by its room.
+        """A lower bound in seconds for any schedule.
+
+        This is the longest path, or the work of the busiest queue divided by its room.
         """
         limited = {
             lane: share for lane, share in busy(self.spans, 1.0, self.room).items() if lane in self.room
@@ -96,8 +97,9 @@ class Simulation:
 
 
 def evenly(rows: float) -> float:
-    """Return the share of a node's time after which the share ``rows`` of its rows is done, if rows end at a
-    constant rate.
+    """Return ``rows``, because rows end at a constant rate.
+
+    The result is the share of a node's time after which the share ``rows`` of its rows is done.
     """
     return rows
 

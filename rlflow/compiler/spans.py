@@ -77,12 +77,11 @@ class _Ended:
             ends.sort()
 
     def before(self, span: Span, path: Mapping[Span, None]) -> list[Span]:
-        """Return the spans from ``span`` back to the span that it waited for longest; an empty list if it
-        waited for none.
+        """Return the spans from ``span`` back to the span that it waited for longest.
 
-        ``path``: the spans of the path so far, which are excluded. The last span of the result ended last
-        among all spans that ``span`` waited for. The spans between them have zero length and began and ended
-        just as ``span`` began.
+        The list is empty if ``span`` waited for no span. ``path``: the spans of the path so far, which are excluded.
+        The last span of the result ended last among all spans that ``span`` waited for. The spans between
+        them have zero length and began and ended just as ``span`` began.
         """
         steps: dict[Span, list[Span]] = {span: []}
         ends: dict[Span, tuple[float, int]] = {}

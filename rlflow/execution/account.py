@@ -224,8 +224,7 @@ class UpdateRows:
 
 
 class RowOrigins(NamedTuple):
-    """The origin of each row of an axis: the node that sampled the row, and the row's index among that node's
-    rows.
+    """The origin of each row of an axis: the node that sampled it, and its index among that node's rows.
 
     Both are int64 [rows]. ``node`` is -1 for a row that no node sampled.
     """
@@ -318,9 +317,7 @@ class Ledger:
         return any(node.op is Op.UPDATE and self._maker(node, "tokens") == stage for node in self.graph.nodes)
 
     def _maker(self, node: Node, parameter: str) -> int | None:
-        """Return the id of the node that gives the input ``parameter`` of ``node``; None if ``node`` has no
-        such input.
-        """
+        """Return the id of the node that gives the input ``parameter`` of ``node``; None if it has none."""
         return next((item.column.node for item in node.inputs if item.parameter == parameter), None)
 
     @property
@@ -330,11 +327,10 @@ class Ledger:
     def _sources(
         self, node: Node, here: Tensor | None, elsewhere: Tensor | None
     ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
-        """Yield (name, rows, other rows) for each name under which rows of a node are counted; the rows are
-        bool [rows].
+        """Yield (name, rows, other rows) for each name under which rows of a node are counted.
 
-        The rows have two names if a stage in a `repeat` replaced some of them: the node that sampled, and the
-        stage.
+        The rows are bool [rows]. Rows of one node have two names if a stage in a `repeat` replaced some of
+        them: the node that sampled, and the stage.
         """
         marked = self.marked.get(node.id)
         if marked is None:
@@ -346,9 +342,7 @@ class Ledger:
         yield placer_of(node), there & marked, others | (there & ~marked)
 
     def _returned(self, outcomes: Mapping[int, _RowOutcomes]) -> dict[int, Tensor]:
-        """Return node id → bool [rows]: True at rows of the node that the body of a `repeat` returns with
-        their sampled tokens.
-        """
+        """Return node id → bool [rows]: True at rows that the body of a `repeat` returns as sampled."""
         where = {i: torch.zeros(len(lengths), dtype=torch.bool) for i, lengths in self._lengths.items()}
         if self._in_body and self.graph.rows in self.axes:
             origins = self._with_placed(self.graph.rows, result_maker(self.graph), outcomes)
@@ -383,9 +377,7 @@ class Ledger:
         return any(axis in sources(self.graph.axes, learned) for learned in axes)
 
     def _reader(self, source: Node) -> str:
-        """Return the name of the last node that reads a column of ``source``; the name of ``source`` if no
-        node does.
-        """
+        """Return the name of the last node that reads a column of ``source``; its own name if none does."""
         later = reversed(self.graph.nodes[source.id + 1 :])
         return next(
             (node.name for node in later if any(item.column.node == source.id for item in node.inputs)),
@@ -550,8 +542,9 @@ class _RowOutcomes:
     """
 
     def __init__(self, lengths: Tensor, reader: str) -> None:
-        """Give all rows the outcome "read only" by the node ``reader``. lengths: int64 [rows], tokens of each
-        row.
+        """Give all rows the outcome "read only" by the node ``reader``.
+
+        lengths: int64 [rows], tokens of each row.
         """
         self.ends, self.lengths, self.tokens = [End(RowOutcome.READ, reader)], lengths, lengths.clone()
         self.end = torch.zeros(len(lengths), dtype=torch.int64)
@@ -584,9 +577,7 @@ class _RowOutcomes:
                 total.end(name, End(RowOutcome.LEFT_OUT, self.maskers[end], "masked"), Count(0, 0, masked))
 
     def set(self, rows: Tensor, end: End, rank: int) -> None:
-        """Set the outcome of ``rows``, except rows that already have an outcome of this rank or a higher
-        rank.
-        """
+        """Set the outcome of ``rows``, except rows with an outcome of this rank or a higher rank."""
         rows = rows[self.rank[rows] < rank]
         if end not in self.ends:
             self.ends.append(end)
@@ -610,9 +601,7 @@ def source_of(node: Node) -> str:
 
 
 def placer_of(node: Node) -> str:
-    """Return the stage in the body of a `repeat` that made the returned tokens; an empty text if the tokens
-    are as sampled.
-    """
+    """Return the stage in the body of a `repeat` that made the returned tokens; "" if they are as sampled."""
     maker = result_maker(node.body) if node.body is not None else None
     if node.body is None or maker is None:
         return ""
@@ -621,9 +610,7 @@ def placer_of(node: Node) -> str:
 
 
 def result_maker(graph: Graph) -> int | None:
-    """Return the id of the node that makes the tokens of a graph's results; None if the results have no
-    tokens.
-    """
+    """Return the id of the node that makes the tokens of a graph's results; None without tokens."""
     return next((item.column.node for item in graph.results if item.parameter == "tokens"), None)
 
 

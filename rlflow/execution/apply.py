@@ -1,6 +1,4 @@
-"""Run a stage on a batch: pass columns as padded tensors, check what the stage returns, and store it as
-columns.
-"""
+"""Run a stage on a batch: pass padded tensors, check what the stage returns, and store it as columns."""
 
 from __future__ import annotations
 
@@ -54,8 +52,7 @@ def apply_stage(
 
 
 def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
-    """Merge the outputs of the ranks with the ``merge`` function of the dispatch mode that the author
-    registered.
+    """Merge the outputs of the ranks with the ``merge`` function of a registered dispatch mode.
 
     ``batch``: the rows that were split. Raises ValueError if rows or columns are missing.
     """
@@ -99,8 +96,9 @@ def apply_piece(
 
 
 def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
-    """Return a generator for a stage that gets all rows, or a tuple with one per row if the rows may be on
-    several ranks.
+    """Return a generator for a stage that gets all rows, or a tuple with one generator per row.
+
+    There is one per row if the rows may be on several ranks.
     """
     if stage.dispatch == DP_COMPUTE:
         return tuple(generator(s) for s in row_seeds(seed, batch.axis.keys))
@@ -162,8 +160,7 @@ def _kind_of(level: Level, dtype: torch.dtype) -> Kind:
 
 
 def token_lengths(batch: Batch, level: Level = Level.TOKEN) -> Tensor | None:
-    """Return the row lengths of a batch's token columns, or of its prompt columns if ``level`` says so, int64
-    [rows].
+    """Return the row lengths of a batch's token columns (or prompt columns, by ``level``), int64 [rows].
 
     Returns None if the batch has no such column.
     """

@@ -179,10 +179,10 @@ def checked(
 def computed_settings(
     what: str, settings: Mapping[str, Any], takes: Callable[[str], bool], signature: Signature | None
 ) -> dict[str, Any]:
-    """Return the settings with scalar columns converted to numbers, if ``takes(name)`` allows a column for
-    the setting.
+    """Return the settings with scalar columns converted to numbers.
 
-    Raises FlowError for a number out of range.
+    Only settings for which ``takes(name)`` is True may be columns. Raises FlowError for a number out of
+    range.
     """
     try:
         return as_numbers(settings, takes, signature)

@@ -351,8 +351,7 @@ class Episodes:
     def _ids(
         self, texts: Sequence[EnvironmentText], sampled: Sequence[Sequence[int]]
     ) -> list[tuple[list[int], bool]]:
-        """Return the token ids of each environment message, and whether the message was cut to the limit
-        ``bounds.says``.
+        """Return the token ids of each environment message, and whether it was cut to ``bounds.says``.
 
         A text is cut at its end. Of several messages, the last one is shortened.
         """

@@ -80,9 +80,7 @@ def before(batch: Batch) -> Tensor:
 
 
 def after_each(data: Data, value: Tensor, lengths: Tensor) -> Data:
-    """Return a ragged column in which each row has more entries at its end: row i gets the next
-    ``lengths[i]`` of ``value``.
-    """
+    """Append entries to each row of a ragged column: row i gets the next ``lengths[i]`` of ``value``."""
     total = data.row_lengths + lengths
     starts = total.cumsum(0) - total
     whole = torch.empty(int(total.sum()), dtype=data.value.dtype)
@@ -94,10 +92,10 @@ def after_each(data: Data, value: Tensor, lengths: Tensor) -> Data:
 def whole_completions(
     decode: Callable[[Sequence[Sequence[int]]], list[str]], prompts: Batch, rows: Batch
 ) -> Batch:
-    """Return the sampled rows with the complete response as ``completion``, including the part that was in
-    the prompt.
+    """Return the sampled rows with the complete response as ``completion``.
 
-    ``prompts``: the prompts of the rows. The stop token that ended a response is not part of the text.
+    It includes the part of the response that was in the prompt. ``prompts``: the prompts of the rows. The
+    stop token that ended a response is not part of the text.
     """
     where = rows.axis.back_to(prompts.axis)
     prefix = prompts["prefix_length"][where].tolist()

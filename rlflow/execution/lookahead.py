@@ -160,10 +160,10 @@ class Ahead:
         )
 
     def advance(self, iteration: int) -> Sampled:
-        """Return the rows of ``iteration``, and start to sample all iterations that may be sampled while
-        ``iteration`` trains.
+        """Return the rows of ``iteration``, and start to sample later iterations.
 
-        Waits until the rows are sampled. Raises SkipIteration if there is nothing to train on.
+        These are all iterations that may be sampled while ``iteration`` trains. Waits until the rows are
+        sampled. Raises SkipIteration if there is nothing to train on.
         """
         versions = self.began[iteration] = {role: self.engine.models[role].version for role in self.roles}
         self.began = {
@@ -263,8 +263,7 @@ class Ahead:
         bounds: tuple[Versions, Versions],
         outcome: Outcome,
     ) -> Batch:
-        """Run a `repeat` and return its groups: first groups that earlier iterations carried over, then
-        groups that the body kept.
+        """Run a `repeat` and return its groups: first carried-over groups, then groups that the body kept.
 
         ``bounds``: the versions to sample with, and the oldest usable versions. Raises SkipIteration if there
         are no groups.
@@ -405,10 +404,10 @@ class Ahead:
     def _axis(
         self, node: Node, axes: Mapping[int, Axis], index: Mapping[str, list[list[int]]]
     ) -> Axis | None:
-        """Return the row axis of a node when rows are restored; None for a `repeat`, whose rows have an axis
-        of their own.
+        """Return the row axis of a node when rows are restored; None for a `repeat`.
 
-        ``axes``: axes that are known so far. ``index``: what ``_indices`` returned.
+        The rows of a `repeat` have an axis of their own. ``axes``: axes that are known so far. ``index``:
+        what ``_indices`` returned.
         """
         parts = [torch.tensor(part, dtype=torch.int64) for part in index.get(str(node.id), ())]
         match node.op:

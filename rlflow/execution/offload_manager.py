@@ -44,8 +44,7 @@ class OffloadManager:
         return OffloadManager(next(iter(offload_plans), None))
 
     def loaded(self, role: str, half: str, model: ModelSide) -> None:
-        """Register a trainer or generator (``half``) that was just loaded, and offload all parts of it that
-        can move.
+        """Register a trainer or generator (``half``) that was just loaded, and offload its movable parts.
 
         Raises PlanError if there is no space for them.
         """
@@ -68,8 +67,7 @@ class OffloadManager:
                 ) from error
 
     def settle(self, needs: Parts) -> None:
-        """Prepare memory for a call: load the model parts that it needs, and offload parts to make room for
-        its temporary memory.
+        """Load the model parts that a call needs, and offload other parts to make room for it.
 
         Calls that use models must run one at a time.
         """

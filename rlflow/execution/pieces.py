@@ -27,9 +27,7 @@ class Pieces:
         self._lock = threading.Lock()
 
     def into(self, source: Node) -> Chunks:
-        """Return into how many chunks a sampling node divides its rows, and which columns of a chunk are read
-        by pieces.
-        """
+        """Return into how many chunks a sampling node divides its rows, and the columns that pieces read."""
         nodes = {piece.node for piece in self._plan.pieces.values() if piece.source == source.id}
         read = {
             item.column.name
@@ -53,9 +51,7 @@ class Pieces:
         return self._chunks[piece.source, piece.chunk].axis
 
     def gather(self, store: Store, piece: Piece, fetch: Fetch) -> Batch:
-        """Return the inputs of a piece: the columns of its chunk, and other columns for the rows of the
-        chunk.
-        """
+        """Return the inputs of a piece: columns of its chunk, and other columns for the chunk's rows."""
         nodes, chunk = self._plan.graph.nodes, self._chunks[piece.source, piece.chunk]
         columns: dict[str, Data] = {}
         for item in nodes[piece.node].inputs:

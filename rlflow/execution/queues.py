@@ -105,8 +105,7 @@ def _begin(job: Job) -> None:
 
 @contextlib.contextmanager
 def all_for(queues: Queues, lane: str) -> Iterator[None]:
-    """Return a context in which the thread of one queue computes with all compute threads of the current
-    thread.
+    """Return a context in which the thread of one queue has all compute threads of the current thread.
 
     While the context is open, torch computes with one thread in all other threads.
     """

@@ -46,9 +46,7 @@ SAME = 1e-6  # share of a column's largest value; smaller differences count as r
 
 @dataclass(frozen=True)
 class ScoredRecords:
-    """Which recorded columns are scores of rewards, and which recorded columns are computed from scores and
-    read by an update.
-    """
+    """Which recorded columns are scores, and which are computed from scores and read by an update."""
 
     # reward role → column of its scores, if several roles score the rows
     rewards: Mapping[str, str] = field(default_factory=dict)
@@ -227,8 +225,7 @@ def _scores(scored: Scored) -> dict[Figure, float]:
 
 
 def _groups(scored: Scored) -> dict[Figure, float]:
-    """Return the shares of flat groups, of even groups, and of even groups near the lowest and the highest
-    score.
+    """Return the shares of flat groups, even groups, and even groups near the lowest or highest score.
 
     Also return the mean score of groups that are not even.
     """
@@ -246,9 +243,7 @@ def _groups(scored: Scored) -> dict[Figure, float]:
 
 
 def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three masks, each bool [groups]: groups with even scores, near the lowest score, and near the
-    highest score.
-    """
+    """Return three masks, bool [groups]: groups with even scores, near the lowest, near the highest score."""
     present = scores[~scores.isnan()]
     lowest, highest = float(present.min()), float(present.max())
     near = EVEN * (highest - lowest)
@@ -257,9 +252,7 @@ def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, float]:
-    """Return the numbers of rows that are scored, that are also in groups whose scores differ, and that are
-    also not truncated.
-    """
+    """Count rows with a score, then of these in groups whose scores differ, then of these not truncated."""
     if scored is None:
         return {}
     left = ~scored.missing

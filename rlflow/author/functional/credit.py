@@ -9,8 +9,7 @@ from rlflow.author.stage import stage
 
 
 def place_last(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return the scores as token rewards [rows, T]: each row's score at the last True of its mask, 0
-    elsewhere.
+    """Return token rewards [rows, T]: each row's score at the last True of its mask, 0 elsewhere.
 
     scores: [rows]. mask: bool [rows, T]. A row without a True gets only zeros.
     """
@@ -36,11 +35,12 @@ def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
 
 @stage(gives=("advantages", "returns"))
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Return (advantages, returns) of generalised advantage estimation (Schulman et al. 2016, eq. 16), both
-    [rows, T].
+    """Return (advantages, returns) of generalised advantage estimation, both [rows, T].
 
     rewards, values and mask are [rows, T]. returns = advantages + values. Masked-out tokens, such as tool
     output, are not steps: the advantage and the next value pass over them without a discount.
+
+    Source: Schulman et al. 2016, eq. 16.
     """
     advantages = torch.zeros_like(rewards)
     ahead = torch.zeros_like(rewards[:, 0])  # advantage of the next token of the policy

@@ -52,8 +52,9 @@ def kl_penalty(
 
 
 def adapted_beta(beta: Tensor, observed: Tensor, *, target: float, rate: float) -> Tensor:
-    """Return the KL coefficient of the next iteration, 0-d: beta (1 + rate clip(observed / target - 1, -0.2,
-    0.2)).
+    """Return the KL coefficient of the next iteration, 0-d.
+
+    It is beta (1 + rate clip(observed / target - 1, -0.2, 0.2)).
 
     beta: the current KL coefficient, 0-d. observed, target: the measured and the wanted KL of complete
     responses, in nats. If observed is NaN, beta does not change. Source: Ziegler et al. 2019, section 2.2.

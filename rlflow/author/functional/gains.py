@@ -14,19 +14,19 @@ from rlflow.author.functional.statistics import masked_mean, row_mean
 def clipped_gain(
     ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None = None
 ) -> Tensor:
-    """Return PPO's clipped gain min(ratio A, clip(ratio, 1 - low, 1 + high) A), [rows, T] (Schulman et al.
-    2017, eq. 7).
+    """Return PPO's clipped gain min(ratio A, clip(ratio, 1 - low, 1 + high) A), [rows, T].
 
     ratio and advantages (A) are [rows, T]. If ``dual`` is set, the gain of a token with a negative advantage
     is at least dual A, however large its ratio is (Ye et al. 2020, eq. 5).
+
+    Source: Schulman et al. 2017, eq. 7.
     """
     gain = torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     return gain if dual is None else torch.where(advantages < 0, torch.max(gain, dual * advantages), gain)
 
 
 def geometric_gain(log_ratio: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
-    """Return GMPO's gain [rows]: the geometric mean of a response's ratios times the response's mean
-    advantage.
+    """Return GMPO's gain [rows]: the geometric mean of a response's ratios times its mean advantage.
 
     log_ratio, advantages and mask are [rows, T]. Each log-ratio is clipped to at most high if the token's
     advantage is positive, and to at least -low if it is negative (Zhao et al. 2025, eq. 4).
@@ -38,12 +38,12 @@ def geometric_gain(log_ratio: Tensor, advantages: Tensor, mask: Tensor, low: flo
 
 
 def token_covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Return each token's (log-prob - mean log-prob) × (advantage - mean advantage), [rows, T]; 0 outside the
-    mask.
+    """Return each token's (log-prob - mean log-prob) × (advantage - mean advantage), [rows, T].
 
-    logprobs, advantages and mask are [rows, T]. The means are over all rows. The result shows how much an
-    update on the token lowers the entropy (Cui et al. 2025, "The Entropy Mechanism", eq. 8). Rows with a
-    non-finite value do not count in the means, and their results are non-finite.
+    The result is 0 outside the mask. logprobs, advantages and mask are [rows, T]. The means are over all
+    rows. The result shows how much an update on the token lowers the entropy (Cui et al. 2025, "The Entropy
+    Mechanism", eq. 8). Rows with a non-finite value do not count in the means, and their results are
+    non-finite.
     """
     deviations = [torch.where(mask, x - masked_mean(x, mask), 0.0) for x in (logprobs, advantages)]
     return deviations[0] * deviations[1]

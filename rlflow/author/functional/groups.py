@@ -31,12 +31,12 @@ def compare(scores: Tensor, group: Tensor, mask: Tensor, *, deviation: bool = Tr
 
 @stage(gives="advantages", rows="group")
 def pass_at_k(scores: Tensor, group: Tensor, mask: Tensor, *, k: int) -> Tensor:
-    """Return advantages [rows, T] that maximise the expected best score of k responses; for scores of 0 and
-    1, pass@k.
+    """Return advantages [rows, T] that maximise the expected best score of k responses.
 
-    Consider all choices of k - 1 other responses of the group. A response's advantage is the mean, over these
-    choices, of how much the response raises the best score. Tokens outside the mask get 0. k times the mean
-    over rows is an unbiased gradient (Walder and Karkhanis 2025, "Pass@K Policy Optimization").
+    For scores of 0 and 1, this is pass@k. Consider all choices of k - 1 other responses of the group. A
+    response's advantage is the mean, over these choices, of how much the response raises the best score.
+    Tokens outside the mask get 0. k times the mean over rows is an unbiased gradient (Walder and Karkhanis
+    2025, "Pass@K Policy Optimization").
 
     If a group has fewer than k scores, the only choice is all other responses. A row without a score (NaN) is
     skipped. Raises ValueError for k below 2.
@@ -53,10 +53,10 @@ def pass_at_k(scores: Tensor, group: Tensor, mask: Tensor, *, k: int) -> Tensor:
 
 
 def _added_to_best(scores: Tensor, k: int) -> Tensor:
-    """Return how much each of n scores raises the best score of k - 1 other scores, float64 [n], averaged
-    over all choices.
+    """Return how much each of n scores raises the best score of k - 1 other scores, float64 [n].
 
-    If there are fewer than k - 1 other scores, the only choice is all of them.
+    The result is the mean over all choices of the other scores. If there are fewer than k - 1 other scores,
+    the only choice is all of them.
     """
     n = len(scores)
     k = min(k, n)
@@ -115,8 +115,9 @@ def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Totals:
-    """Sum, count, minimum and maximum of the non-NaN values of each group, float64 [groups]; ``slots`` is
-    each row's group.
+    """Sum, count, minimum and maximum of the non-NaN values of each group, float64 [groups].
+
+    ``slots`` is each row's group.
     """
 
     total: Tensor
@@ -151,10 +152,9 @@ def _means(totals: _Totals) -> Tensor:
 
 
 def _between(mean: Tensor, totals: _Totals) -> Tensor:
-    """Clamp each mean to the range of its group's values, so that rounding cannot change the mean of equal
-    values.
+    """Clamp each mean to the range of its group's values.
 
-    NaN stays NaN.
+    Then rounding cannot change the mean of equal values. NaN stays NaN.
     """
     low, high = totals.low[totals.slots], totals.high[totals.slots]
     return torch.where(mean.isnan(), mean, mean.clamp(low, high))

@@ -21,8 +21,7 @@ Over = Literal["mean", "sum", "max", "token"]
 def importance_ratio(
     logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, ratio: Ratio = "token"
 ) -> Tensor:
-    """Return the importance ratio of each token, the trainer's probability / the sampler's, [rows, T]; 1
-    outside the mask.
+    """Return the importance ratio of each token, trainer / sampler, [rows, T]; 1 outside the mask.
 
     "token": exp(logprobs - sampled_logprobs). "sequence": each token gets the product of its response's token
     ratios, which is unbiased, but further from 1 for longer responses. "geometric": each token gets the
@@ -88,13 +87,12 @@ def rejected_weights(
     estimator: Literal["k2", "k3"] = "k3",
     over: Over = "mean",
 ) -> Tensor:
-    """Return ``weights`` [rows, T] with 0 at responses whose estimated KL is above ``limit`` nats; 1 outside
-    the mask.
+    """Return ``weights`` [rows, T] with 0 at responses whose estimated KL is above ``limit`` nats.
 
-    If ``weights`` is None, all weights are 1. The KL is from the sampler to the trainer. The KL of a response
-    is the mean, sum or maximum (``over``) of its tokens' estimates. With over="token", single tokens are
-    dropped by their own estimate. The estimates are never negative, so they cannot cancel out within a
-    response, unlike the ratios of ``masked_weights``.
+    All weights outside the mask are 1. If ``weights`` is None, all weights are 1. The KL is from the sampler
+    to the trainer. The KL of a response is the mean, sum or maximum (``over``) of its tokens' estimates. With
+    over="token", single tokens are dropped by their own estimate. The estimates are never negative, so they
+    cannot cancel out within a response, unlike the ratios of ``masked_weights``.
 
     Sources: rejection sampling against drift (Liu et al. 2025, "When Speed Kills Stability"); estimators:
     Schulman, "Approximating KL divergence".

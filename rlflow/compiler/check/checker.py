@@ -49,9 +49,7 @@ def weight_problems(program: Program) -> Iterator[Problem]:
 
 
 def _divided(program: Program, reward: Node, nodes: list[Node]) -> bool:
-    """Return True if `compare` is the only reader of the reward's scores and divides them by their standard
-    deviation.
-    """
+    """Return True if only `compare` reads the reward's scores, and if it divides them by their deviation."""
     # imported here so that torch is not loaded for a flow with errors
     from rlflow.author.functional.groups import compare
 

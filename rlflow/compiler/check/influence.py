@@ -81,9 +81,7 @@ def influential(
 
 
 def has_gradient(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any]) -> bool:
-    """Return True if the loss has a gradient other than zero on some synthetic rows, or if it cannot be
-    called.
-    """
+    """Return True if the loss has a gradient other than zero on some synthetic rows, or cannot be called."""
     for seed in range(DRAWS):
         for new, columns in trials(loss, kinds, seed):
             gradients = gradient(loss, new, columns, settings)

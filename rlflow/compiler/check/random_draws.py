@@ -125,9 +125,7 @@ def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> I
 
 
 def _draws(called: ast.expr, names: Mapping[str, Any]) -> str | None:
-    """Return the name of the called function if it draws from the process's global random generator, else
-    None.
-    """
+    """Return the name of the called function if it draws from the global random generator, else None."""
     function = _value(called, names)
     if isinstance(called, ast.Attribute) and (
         called.attr in IN_PLACE or (called.attr in METHODS and function is None)

@@ -78,9 +78,7 @@ class Reach:
                     self.state.setdefault(slot.name, step)
 
     def follow(self, graph: Graph, carried: Carried) -> Carried:
-        """Visit the nodes of a graph in program order; add what depends on the scores to ``carried``, and
-        return it.
-        """
+        """Visit the nodes in program order; return ``carried`` with all that depends on the scores."""
         for node in graph.nodes:
             self._visit(graph, node, carried)
         return carried

@@ -119,9 +119,7 @@ def _unreached(program: Program, reward: Node, reach: Reach, learning: list[Node
 
 
 def _broken(program: Program, target: ReachedUpdate | None, reach: Reach) -> tuple[str, Place | None]:
-    """Return the path of the scores to the point where it ends, as text, and the place of this point in the
-    file.
-    """
+    """Return the path of the scores to the point where it ends, as text, and the place of this point."""
     if target is None:
         return f"{reach.furthest}; no update reads this", reach.furthest.place
     name, step = max(target.columns.items(), key=lambda item: item[1].steps)

@@ -1,5 +1,6 @@
-"""Relations between the rows of a graph, known before a run: which columns can be merged, and how many rows
-there may be.
+"""Relations between the rows of a graph, known before a run.
+
+They decide which columns can be merged, and how many rows there may be.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ def line(axes: Axes, axis: int) -> Iterator[int]:
 
 
 def chosen_from(axes: Axes, axis: int) -> Iterator[int]:
-    """Yield the axis, the axis from which its rows were chosen, the axis from which those were chosen, and so
-    on.
-    """
+    """Yield the axis, the axis from which its rows were chosen, and so on."""
     for step in line(axes, axis):
         yield step
         if axes[step].step != "chosen":
@@ -67,11 +66,10 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
 
 
 def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
-    """Return how many values belong to one row of the origin, if rows were made from the origin by ``steps``;
-    0 if unknown.
+    """Return how many values belong to one row of the origin; 0 if unknown.
 
-    The axes in ``steps`` go back from the axis of the values to the axis that was made directly from the
-    origin. With ``by_group``, there is one value per group.
+    ``steps``: the axes from the axis of the values back to the axis that was made directly from the origin.
+    With ``by_group``, there is one value per group.
     """
     sampled = [step for step in steps if axes[step].step == "sampled"]
     counted = sampled[1:] if by_group else sampled  # a group is the rows of the last sampling from one row
@@ -84,8 +82,9 @@ def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
 
 
 def sources(axes: Axes, axis: int) -> set[int]:
-    """Return the axes whose rows ``axis`` contains unchanged: the axis itself, and the axes that it was
-    chosen or joined from.
+    """Return the axes whose rows ``axis`` contains unchanged.
+
+    These are the axis itself, and the axes that it was chosen or joined from.
     """
     reached, step = {axis}, axes[axis]
     if step.step == "chosen" and step.parent is not None:
@@ -145,8 +144,7 @@ def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
 
 
 def ahead_of_training(graph: Graph) -> set[int]:
-    """Return the ids of the nodes that run ahead of training: sampling nodes and all nodes that they depend
-    on.
+    """Return the ids of the nodes that run ahead of training: sampling nodes and what they depend on.
 
     The nodes that give the data and the state are not included.
     """

@@ -56,8 +56,9 @@ def _alike(one: Mapping[str, Node], other: Mapping[str, Node]) -> bool:
 
 
 def _labelled(graph: Graph) -> nx.DiGraph:
-    """Convert a graph for networkx: each node has the graph's node as its label, each edge the parameters
-    that it feeds.
+    """Convert a graph for networkx.
+
+    Each node has the graph's node as its label. Each edge has the parameters that it feeds.
     """
     order = nx.DiGraph()
     order.add_nodes_from((node.id, {"node": node}) for node in graph.nodes)

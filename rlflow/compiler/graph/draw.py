@@ -42,8 +42,9 @@ Notes = Mapping[int, str]  # node → a second line of its box
 
 
 def text(graph: Graph) -> str:
-    """Return the graph as text: for each node a line with its name, the columns that it reads and the columns
-    that it gives.
+    """Return the graph as text, with a line for each node.
+
+    A line has the node's name, the columns that it reads and the columns that it gives.
     """
     lines = [
         printable(
@@ -210,8 +211,7 @@ def _titled(title: str, picture: str) -> str:
 
 
 def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
-    """Return a drawing of a graph as SVG, from top to bottom: a box for each node, an arrow for each reason
-    to wait.
+    """Return an SVG drawing of a graph, from top to bottom: a box for each node, an arrow for each edge.
 
     Arrows that other arrows imply are omitted. The tooltip of an arrow shows what it carries. The tooltip of
     a node shows the place of its call. ``notes``: node → a second line of text in its box.
@@ -276,8 +276,9 @@ def placed(
 
 
 def _sort(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> None:
-    """Sort each layer by the mean positions of its neighbours, so that few arrows cross (Sugiyama's
-    barycenter method).
+    """Sort each layer by the mean positions of its neighbours, so that few arrows cross.
+
+    This is Sugiyama's barycenter method.
     """
     neighbours: dict[int, list[int]] = {}
     for a, b in edges:

@@ -65,11 +65,10 @@ def _joins(node: Node, item: Input, needed: set[Column]) -> bool:
 
 
 def reuse(plan: Plan) -> Plan:
-    """Let the first update of a role reuse the autograd graph of the role's last forward pass over the same
-    rows.
+    """Let an update reuse the autograd graph of the role's last forward pass over the same rows.
 
-    If another update comes between them, nothing is reused, because memory would then hold both autograd
-    graphs.
+    Only the first update of the role can reuse it. If another update comes between them, nothing is reused,
+    because memory would then hold both autograd graphs.
     """
     nodes = [plan.graph.nodes[i] for i in plan.live]
     first = next((node for node in nodes if node.writes), None)

@@ -26,8 +26,9 @@ COST = {
 def rank(
     plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[str, int] | None = None
 ) -> Plan:
-    """Set the priority of each unit to the work that remains after it, so that units with much remaining work
-    start early.
+    """Set the priority of each unit to the work that remains after it.
+
+    Units with much remaining work then start early.
 
     ``seconds``: live node → duration; by default, a typical relative cost. ``room``: queue → how many nodes
     it runs at once.

@@ -61,9 +61,7 @@ def _scored_columns(graph: Graph, update: Node) -> ScoredColumns:
 
 
 def _scores(node: Node) -> Iterator[tuple[str, Column]]:
-    """Yield (reward role, column of its scores) for a reward call, or for a `repeat` whose body returns
-    scores.
-    """
+    """Yield (reward role, column of its scores) for a reward call, or a `repeat` whose body returns scores."""
     if node.op is Op.REWARD:
         yield node.role or "", Column(node.id, node.outputs[0].name)
     if node.body is not None:
@@ -123,8 +121,9 @@ def of_policies(graph: Graph) -> dict[str, dict[str, Column]]:
 
 
 def _learned_from(graph: Graph, update: Node) -> dict[str, Column]:
-    """Return name → the last column with this name, for the update's rows or for the rows from which they
-    were chosen.
+    """Return name → the last column with this name, for the update's rows.
+
+    Columns of the rows from which the update's rows were chosen count too.
     """
     axes = set(chosen_from(graph.axes, update.axis))
     columns: Mapping[str, Column] = {}

@@ -120,9 +120,7 @@ def _unknown(memory: MemoryLimit) -> Iterator[Problem]:
 
 
 def _schedule(plan: Plan, pool: str, memory: MemoryLimit) -> MemorySchedule:
-    """Return the memory schedule of a pool without moves: the steps of an iteration in order, and the sizes
-    of model parts.
-    """
+    """Return the memory schedule of a pool without moves: the steps in order, and the sizes of model parts."""
     own = {holding.part: holding for holding in memory.holdings if holding.pool == pool}
     sizes, passing, fixed = (
         {part: holding.bytes or 0 for part, holding in own.items() if holding.how == how}
@@ -221,8 +219,9 @@ def _started(plan: Plan) -> tuple[int, ...]:
 
 
 def _with_fixed_order(plan: Plan, queues: set[str]) -> Plan:
-    """Return the plan with a fixed order of all units in ``queues`` that use a model, including trained
-    reward models.
+    """Return the plan with a fixed order of all units in ``queues`` that use a model.
+
+    Trained reward models count as models.
     """
     if not queues:
         return plan

@@ -71,9 +71,7 @@ def _why_unsplit(plan: Plan, source: Node, node: Node) -> str:
 
 
 def _dependents(plan: Plan, source: Node) -> set[int]:
-    """Return the ids of the nodes that wait for the sampling node ``source``, directly or through other
-    nodes.
-    """
+    """Return the ids of the nodes that wait for the sampling node ``source``, directly or indirectly."""
     nodes: set[int] = set()
     for i in plan.live:
         if plan.waits_for[i] & (nodes | {source.id}):
@@ -82,10 +80,10 @@ def _dependents(plan: Plan, source: Node) -> set[int]:
 
 
 def _streamed(plan: Plan, source: Node, cut: list[int], left: Mapping[int, str]) -> str:
-    """Return a line for the plan's notes: the nodes that get the rows of ``source`` in chunks, and why other
-    nodes do not.
+    """Return a line for the plan's notes on the sampling node ``source``.
 
-    ``cut``: ids of the first. ``left``: ids of the others → why.
+    The line has the nodes that get its rows in chunks, and says why other nodes do not. ``cut``: ids of the
+    nodes that get chunks. ``left``: id of each other node → the reason.
     """
     names = ", ".join(plan.graph.nodes[i].name for i in cut)
     first = (

@@ -1,6 +1,4 @@
-"""The data flow of a plan: columns from node to node, weights from trainers to generators, and bytes that
-move between ranks.
-"""
+"""The data flow of a plan: columns between nodes, weights between sides of a role, and moved bytes."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class WeightEdge:
-    """The transfer of a role's weights to its generator, between the role's last update and its next
-    sampling.
-    """
+    """The transfer of a role's weights to its generator, between an update and the next sampling."""
 
     role: str  # owner of the weights
     after: str  # name of the update

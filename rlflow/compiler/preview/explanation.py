@@ -107,10 +107,10 @@ class Explanation:
 
 
 def devices(placement: Placement) -> list[dict[str, Any]]:
-    """Return an entry for each group of pools that share devices: the number of devices, and each pool's part
-    of a device.
+    """Return an entry for each group of pools that share devices.
 
-    The list is empty if no pools share devices.
+    An entry has the number of devices, and each pool's part of a device. The list is empty if no pools share
+    devices.
     """
     return [
         {
@@ -206,10 +206,9 @@ def _resident(schedule: MemorySchedule) -> dict[str, Any]:
 
 
 def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Commits | None:
-    """Return the in-memory checkpoints of a run, which are made every ``every`` iterations; None if ``every``
-    is 0.
+    """Return the in-memory checkpoints of a run; None if ``every`` is 0.
 
-    Only roles whose weights an iteration may change are copied.
+    They are made every ``every`` iterations, for roles whose weights an iteration may change.
     """
     changed = [role for role in plan.graph.changed_roles if role in models]
     return Commits(every, {role: models[role].commit_bytes for role in changed}) if every else None

@@ -137,8 +137,9 @@ def unused_pools(placement: Placement) -> Iterator[Problem]:
 
 
 def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
-    """Yield a problem for each pool with more ranks than its nodes can use, and for each minibatch with fewer
-    rows than the pool has ranks.
+    """Yield a problem for each pool with more ranks than its nodes can use.
+
+    Also yield a problem for each minibatch with fewer rows than the pool has ranks.
     """
     assert plan.placement is not None
     most: dict[str, tuple[int, str]] = {}
@@ -162,8 +163,9 @@ def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
 
 
 def _placed(plan: Plan, sizes: Sizes) -> Iterator[tuple[Node, Sizes, str]]:
-    """Yield (node, sizes of its graph, pool) for each node that spreads rows over a model's pool, including
-    nodes in repeats.
+    """Yield (node, sizes of its graph, pool) for each node that spreads rows over a model's pool.
+
+    Nodes in repeats are included.
     """
     assert plan.placement is not None
     for i in plan.live:

@@ -101,9 +101,7 @@ class Layouts:
         return self._fresh(node, "prompts" if node.op is Op.GENERATE else "groups" if whole else "rows")
 
     def _home(self, node: Node, pool: str) -> RowLayout | None:
-        """Return the layout of the largest column that the node reads from the pool; None if it reads none
-        from there.
-        """
+        """Return the layout of the largest column that the node reads from the pool; None without one."""
         here = [
             item
             for item in self._read(node)

@@ -75,9 +75,7 @@ class Sizes:
 
     @property
     def longest(self) -> int:
-        """The number of tokens of the longest sampled response; without sampling, of the longest response in
-        the data.
-        """
+        """The number of tokens of the longest response that is sampled; without sampling, in the data."""
         return max(
             (self.tokens[node.makes] for node in self.graph.nodes if node.makes is not None),
             default=self.assumed.response_tokens,
@@ -173,9 +171,7 @@ def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
 
 
 def _cut(graph: Graph, axis: int) -> bool:
-    """Return True if the rows of an axis come from follow-up prompts that continue responses from single
-    tokens.
-    """
+    """Return True if the rows come from follow-up prompts that continue responses from single tokens."""
     history = list(line(graph.axes, axis))
     return any(
         graph.axes[step].step == "cut" or any(_cut(graph, part) for part in graph.axes[step].parts)

@@ -24,8 +24,7 @@ def transfer(footprint: ModelFootprint, ranks: int) -> TransferPlan | None:
 
 
 def passage(footprint: ModelFootprint, senders: int, receivers: int) -> TransferPlan | None:
-    """Return the transfer plan of a model from a pool of ``senders`` ranks to another pool of ``receivers``
-    ranks.
+    """Return the transfer plan of a model from ``senders`` ranks to ``receivers`` ranks of another pool.
 
     Returns None if no plan is possible.
     """

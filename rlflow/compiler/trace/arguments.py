@@ -1,6 +1,4 @@
-"""The arguments with which the tracer calls a flow's function or evaluation, and problems for exceptions of
-that call.
-"""
+"""The arguments with which the tracer calls a flow's function or evaluation, and that call's problems."""
 
 from __future__ import annotations
 

@@ -103,16 +103,15 @@ def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Tr
 
 
 def sampling_roles(flow: Flow) -> tuple[str, ...]:
-    """Return the roles that sample in a flow with its own settings; an empty tuple if the flow cannot be
-    traced.
-    """
+    """Return the roles that sample in a flow with its own settings; empty if it cannot be traced."""
     program = trace(flow).program
     return tuple(use.name for use in program.graph.roles if use.generates) if program else ()
 
 
 def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple[TraceResult, bool]:
-    """Return the result of tracing a flow, and True if the flow read ``prompt_id`` although the data did not
-    give it.
+    """Return the result of tracing a flow, and True if the trace must be repeated with ``prompt_id``.
+
+    This is so if the flow read ``prompt_id`` and the data did not give it.
 
     ``numbered``: whether the data give ``prompt_id``.
     """
@@ -154,9 +153,7 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
 
 
 def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
-    """Return the initial values of the flow's state, and report the problems of its declaration to the
-    tracer.
-    """
+    """Return the initial values of the flow's state, and report problems of its declaration."""
     try:
         initial = {name: float(value) for name, value in (flow.state(hp) if flow.state else {}).items()}
     except (Exception, SystemExit) as error:
@@ -429,9 +426,7 @@ def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[
 
 
 def _biased(node: Node, cut: Node) -> Problem:
-    """Return the problem of a ratio between full log-probs and the truncated log-probs of the sampling node
-    ``cut``.
-    """
+    """Return the problem of a ratio between full log-probs and the log-probs that ``cut`` truncated."""
     return Problem(
         "truncated-ratio",
         f"'{node.name}' compares log-probs with sampled log-probs that {_truncates(cut)} renormalised",
@@ -444,8 +439,9 @@ def _biased(node: Node, cut: Node) -> Problem:
 
 
 def _truncates(node: Node) -> str:
-    """Return the settings by which a `generate` call excludes tokens from sampling, as text; an empty text if
-    there are none.
+    """Return the settings by which a `generate` call excludes tokens from sampling, as text.
+
+    The text is empty if there are no such settings.
     """
     settings = node.options(GenerateOptions)
     return ", ".join(

@@ -158,8 +158,9 @@ def _no_batch(body: Flow, value: object) -> Problem:
 
 
 def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) -> Iterator[Problem]:
-    """Yield the problems of an evaluation that gives no scores, updates a role, or depends on anything but
-    the weights.
+    """Yield the problems of an evaluation.
+
+    It must give scores, must not update a role, and must not depend on anything but the weights.
 
     Otherwise, evaluations at different iterations could not be compared.
     """

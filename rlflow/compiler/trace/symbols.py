@@ -46,8 +46,9 @@ class RecordedGraph:
 
 
 def refuse(use: str, remedy: str) -> NoReturn:
-    """Raise FlowError because user code uses a batch as a value, as ``use`` describes, although a traced
-    batch has no rows.
+    """Raise FlowError because user code uses a batch as a value while the flow is traced.
+
+    ``use``: how the code uses it. A traced batch has no rows.
     """
     raise FlowError(
         Problem(
