@@ -1,7 +1,7 @@
-"""A process that a lean Ray starts in place of each raylet agent. It waits until the raylet ends.
+"""A stand-in for one of the raylet's agents. It waits until the raylet ends.
 
-A raylet needs its agents: it refuses to start without them, and ends when one of them ends. This program
-starts within milliseconds, because it imports only the standard library.
+A raylet refuses to start without its agents, and ends when one of them ends. This program starts within
+milliseconds, because it imports only the standard library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ray's token. A Ray that is started for a run gets its own token; otherwise the user's token is used."""
+"""Ray's authentication token. A Ray that a run starts gets its own token. A joined Ray uses the user's."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _own: list[str] = []  # the path in the variable PATH, while it names a run's to
 
 
 def file() -> Path:
-    """Return the path of Ray's token file."""
+    """Return the path of the file with Ray's token."""
     return Path(os.environ[PATH]) if PATH in os.environ else Path.home() / ".ray" / "auth_token"
 
 
 def forget_blanks() -> None:
-    """Remove an empty token or token path from the environment, because Ray would use the empty value."""
+    """Remove an empty token or token path from the environment; Ray would use the empty value."""
     for variable in (TOKEN, PATH):
         if not os.environ.get(variable, "token").strip():
             del os.environ[variable]
 
 
 def guard() -> None:
-    """Create this user's Ray token with mode 0600, unless it exists.
+    """Create the user's Ray token with mode 0600, unless it exists.
 
-    Ray itself would create a token that other users can read. Ray uses the token unless RAY_AUTH_MODE is set.
-    Raises PlanError if the file cannot be written.
+    Ray itself would create a token file that other users can read. If RAY_AUTH_MODE turns tokens off, or the
+    environment has a token, do nothing. Raises PlanError if the file cannot be written.
     """
     forget_blanks()
     if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
@@ -57,7 +57,10 @@ def guard() -> None:
 
 
 def _make(path: Path) -> None:
-    """Write a token atomically, because another run may read it at the same time. Raises OSError."""
+    """Write a new token to a file. Raises OSError.
+
+    The write is atomic, because another run may read the file at the same time.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -71,9 +74,9 @@ def _make(path: Path) -> None:
 
 
 def make_own(folder: Path) -> None:
-    """Create a token for the Ray that this process starts next, in the run's private ``folder``.
+    """Create a token in ``folder`` for the Ray that this process starts next. ``folder`` must be private.
 
-    If the environment has a token, that token is used instead. Raises OSError.
+    If the environment already has a token, that token is used instead. Raises OSError.
     """
     forget_blanks()
     if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
@@ -87,7 +90,7 @@ def make_own(folder: Path) -> None:
 
 
 def forget_own() -> None:
-    """Use the user's token again, once the Ray of a run has ended."""
+    """Return to the user's token, after the Ray of a run has ended."""
     if _own:
         if os.environ.get(PATH) == _own[-1]:
             del os.environ[PATH]
@@ -96,7 +99,7 @@ def forget_own() -> None:
 
 
 def _read_anew() -> None:
-    """Make Ray read the token again when it next needs it. Ray would otherwise use its cached token."""
+    """Clear Ray's cached token, so that Ray reads the token again when it next needs it."""
     loader: Any = getattr(sys.modules.get("ray._raylet"), "AuthenticationTokenLoader", None)
     if hasattr(loader, "instance"):
         loader.instance().reset_cache()

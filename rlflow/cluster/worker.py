@@ -1,4 +1,4 @@
-"""Worker: one rank of a pool, with the trainers and generators placed on it, rewards, and stored columns."""
+"""Worker: one rank of a pool, with its trainers and generators, its rewards, and its stored columns."""
 
 from __future__ import annotations
 
@@ -57,12 +57,13 @@ from rlflow.training.threads import others_alone
 
 
 class Worker:
-    """Runs the driver's calls with its own ``LocalEngine``, the engine of a run in one process."""
+    """Runs the driver's calls on one rank, with a ``LocalEngine``, the engine of a run in one process."""
 
     def __init__(self, setup: Setup, flow: Flow | None = None, group: Any = None) -> None:
-        """``flow`` and ``group``: only given if the ranks are threads of the driver's process.
+        """Load the models of this rank.
 
-        They are the driver's flow, and the torch process group of the ranks.
+        ``flow`` and ``group`` are given only if the ranks are threads of the driver's process: the driver's
+        flow, and the torch process group of the ranks.
         """
         self.setup, self.group = setup, group
         self.program = setup.program(flow)
@@ -77,9 +78,9 @@ class Worker:
         others_alone()
 
     def _engine(self) -> LocalEngine:
-        """Make the engine with the models of this pool.
+        """Return the engine with the models of this pool.
 
-        A role has only the side that is placed on this pool.
+        A role has only a trainer, or only a generator, if the other one is placed on another pool.
         """
         setup, graph = self.setup, self.program.graph
         used = {node.role for node in used_nodes(graph)}
@@ -120,7 +121,7 @@ class Worker:
         return engine
 
     def _wanted(self, role: BoundRole) -> Sides:
-        """Return which sides of a role are placed on this pool."""
+        """Return whether the trainer and the generator of a role are placed on this pool."""
         placement, pool = self.setup.placement, self.setup.pool
         return Sides(placement.trainers.get(role.name) == pool, placement.generators.get(role.name) == pool)
 
@@ -128,16 +129,16 @@ class Worker:
     # --------------------------------------------------------------------------------------------------------
 
     def load(self, key: int, row_message: RowMessage, iteration: int) -> Answer:
-        """Store a message's rows as a shard. The answer describes the shard's columns to the driver."""
+        """Store the rows in a message as a shard. The answer describes the shard's columns to the driver."""
         return self._keep(Call("load", key, NOTHING, iteration), self.store.take(key, row_message, iteration))
 
     def slice(
         self, key: int, names: tuple[str, ...], rows: Index | None, shared: bool, iteration: int
     ) -> RowMessage:
-        """Return the named columns of a shard as a message for another worker.
+        """Return rows of some columns of a shard as a message for another worker.
 
-        ``rows``: row numbers, None for all. ``shared``: whether the receiver can read this process's shared
-        memory. ``iteration``: the iteration that uses the rows.
+        ``names``: the columns. ``rows``: row numbers; None: all rows. ``shared``: whether the receiver can
+        read this process's shared memory. ``iteration``: the iteration that uses the rows.
         """
         return self.store.slice(key, names, rows, shared, iteration)
 
@@ -146,7 +147,7 @@ class Worker:
         self.store.forget(keys)
 
     def clear(self, iteration: int) -> None:
-        """Drop the shards of this iteration and earlier ones."""
+        """Drop all shards that were stored for this iteration or earlier ones."""
         self.store.clear(iteration)
 
     def held(self) -> int:
@@ -157,9 +158,9 @@ class Worker:
     # --------------------------------------------------------------------------------------------------------
 
     def run(self, frame: bytes | memoryview, *transfers: RowMessage) -> bytes | Answer:
-        """Run one operation, and return its packed ``Answer``.
+        """Run the operation in a call, and return its packed ``Answer``.
 
-        ``frame``: a packed ``Call``. ``transfers``: rows from other workers.
+        ``frame``: a packed ``Call``. ``transfers``: rows from other workers that are not in the frame.
         """
         call = Call.unpacked(frame)
         self.store.forget(call.forget)
@@ -174,9 +175,9 @@ class Worker:
             ).packed()
 
     def run_chunks(self, frame: bytes | memoryview, *transfers: RowMessage) -> Iterator[bytes | Answer]:
-        """Sample rows. Yield an answer for each complete chunk, and last an answer for all rows.
+        """Sample rows in chunks. Yield a packed answer for each chunk, and then one for all rows.
 
-        The answer for a chunk has its own key, and the row numbers of the chunk.
+        Each chunk is stored under its own key. The value of its answer has the numbers of the chunk's rows.
         """
         call = Call.unpacked(frame)
         self.store.forget(call.forget)
@@ -201,7 +202,7 @@ class Worker:
     def _keep(self, call: Call, batch: Batch, tallies: PartialMetrics | None = None) -> Answer:
         """Store a batch under the call's key.
 
-        Return the answer that describes the batch and has its scalars.
+        Return an answer that describes the stored columns and contains the scalars.
         """
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         stored = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
@@ -215,41 +216,41 @@ class Worker:
         return Answer(call.key, len(stored), columns, lengths, scalars, tallies or {})
 
     def generate(self, call: Call, batch: Batch) -> Answer:
-        """Sample responses and store them."""
+        """Sample responses to the prompts in ``batch``, and store them."""
         role, sampling, seed = (call.arguments[name] for name in ("role", "sampling", "seed"))
         rows = self.engine.sample(role, batch, sampling, seed)
         return self._keep(call, Batch(batch.axis.repeat(sampling.samples), rows.data))
 
     def forward(self, call: Call, batch: Batch) -> Answer:
-        """Run a role's trainer forward and store the columns."""
+        """Run the forward pass of a role's trainer on ``batch``, and store the requested columns."""
         role, want, ahead = (call.arguments[name] for name in ("role", "want", "ahead"))
         return self._keep(call, self.engine.forward(role, want, batch, CallOptions(ahead=ahead)))
 
     def score(self, call: Call, batch: Batch) -> Answer:
-        """Score rows with a role's generator and store the log-probs."""
+        """Compute the log-probs of ``batch`` with a role's generator, and store them."""
         return self._keep(call, self.engine.score(call.arguments["role"], batch))
 
     def reward(self, call: Call, batch: Batch) -> Answer:
-        """Score rows by the rewards of a role and store the scores."""
+        """Score the rows of ``batch`` with the rewards of a role, and store the scores."""
         scores, tallies = self.engine.reward(call.arguments["role"], batch)
         return self._keep(call, scores, tallies)
 
     def encode(self, call: Call, batch: Batch) -> Answer:
-        """Encode follow-up prompts with the tokenizers of the roles that read them, and store the columns."""
+        """Encode the follow-up prompts in ``batch`` for the roles that read them, and store the token ids."""
         return self._keep(call, self.engine.encoded(batch, call.arguments["roles"]))
 
     def cut(self, call: Call, batch: Batch) -> Answer:
-        """Store the beginnings of rows to continue from.
+        """Store the beginnings of responses from which new responses continue.
 
-        The answer has the number of beginnings of each row, and the number of response tokens in each
-        beginning.
+        The value of the answer is a pair: the number of beginnings of each row, and the number of response
+        tokens in each beginning.
         """
         rows, place = self.engine.cut(batch)
         counts = torch.bincount(rows.axis.back_to(batch.axis), minlength=len(batch))
         return self._keep(call, rows)._replace(value=(counts.numpy(), place.numpy()))
 
     def stage(self, call: Call, batch: Batch) -> Answer:
-        """Run a stage of the flow and store its columns."""
+        """Run a stage of the flow on ``batch``, and store the stage's columns."""
         stage = self.program.stage(call.arguments["function"])
         result, tallies = apply_stage(
             stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage)
@@ -257,16 +258,13 @@ class Worker:
         return self._keep(call, result, tallies)
 
     def _on(self, stage: Stage) -> Trainer | None:
-        """Return the trainer of a stage's role, after loading all its parts into memory.
-
-        Returns None for a stage without a role.
-        """
+        """Load the trainer of a stage's role into memory, and return it; None for a stage without a role."""
         return self._trainer(stage.on, learning(stage.on)) if stage.on else None
 
     def split(self, call: Call, batch: Batch) -> Answer:
-        """Split a batch with an author's dispatch mode.
+        """Split ``batch`` with an author's dispatch mode, and store the pieces.
 
-        Each piece is stored, and the answer has the keys and row axes of the pieces.
+        The value of the answer has the description and the row axis of each piece.
         """
         split = self.program.stage(call.arguments["function"]).dispatch.split
         assert split is not None
@@ -281,7 +279,7 @@ class Worker:
         return Answer(call.key, value=stored)
 
     def piece(self, call: Call, batch: Batch) -> Answer:
-        """Run a stage on a piece from an author's dispatch mode, and store its columns."""
+        """Run a stage on ``batch``, one piece from an author's dispatch mode. Store the stage's columns."""
         stage = self.program.stage(call.arguments["function"])
         result, tallies = apply_piece(
             stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage)
@@ -289,16 +287,16 @@ class Worker:
         return self._keep(call, result, tallies)
 
     def merge(self, call: Call, batch: Batch) -> Answer:
-        """Merge the outputs for all pieces with an author's dispatch mode, and store the result."""
+        """Merge the outputs of all pieces with an author's dispatch mode, and store the result."""
         outputs = [self.store.get(key) for key in call.arguments["outputs"]]
         return self._keep(call, merge_pieces(self.program.stage(call.arguments["function"]), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
-        """Return for each row the numbers that an update needs to balance its steps, int64 [rows, 4 or more].
+        """Return what the driver must know about each row to plan the steps of an update.
 
-        The numbers of a row are: the cause or column that excludes it from the update (0: none), its
-        unmasked tokens, all its tokens, its group, and for each of several losses whether the loss uses the
-        row. The rows are stored for the update.
+        The value of the answer is int64 [rows, 4 or more]. Its columns are the cause that excludes the row
+        from the update (0: none), the number of unmasked tokens, the number of all tokens, the group, and for
+        each of several losses whether it uses the row. The rows are stored for the update.
         """
         loss = self.program.loss(call.arguments["function"])
         own = own_rows(batch, loss).unbind(1) if isinstance(loss, JointLoss) else ()
@@ -309,10 +307,10 @@ class Worker:
         return self._keep(call, batch)._replace(value=facts.numpy())
 
     def update(self, call: Call, batch: Batch) -> Answer:
-        """Train on this rank's rows of each optimizer step.
+        """Train a role's model on this rank's rows of each optimizer step.
 
-        The argument ``steps`` has for each step (this rank's rows in the batch, totals of the full
-        minibatch).
+        The argument ``steps`` has a pair for each step: the numbers of this rank's rows in ``batch``, and the
+        totals of the full minibatch.
         """
         loss, role = self.program.loss(call.arguments["function"]), call.arguments["role"]
         shares = [
@@ -327,9 +325,9 @@ class Worker:
         return Answer(value=learned)
 
     def _share(self, batch: Batch, loss: Loss, rows: torch.Tensor, totals: MinibatchTotals) -> RankShare:
-        """Return this rank's rows of a step, in the order of their use.
+        """Return this rank's rows of one optimizer step, in the order of their use.
 
-        If the loss is computed over groups, the rows are in complete groups.
+        The rows are split into complete groups if the loss needs groups, otherwise into single rows.
         """
         if loss.rows != "group" or not len(rows):
             return RankShare(list(torch.split(rows, 1)) if len(rows) else [], totals)
@@ -339,10 +337,11 @@ class Worker:
         )
 
     def slices(self, call: Call, batch: Batch) -> Answer:
-        """Return rows for other workers on this machine. ``parts``: (key, names, rows) of each transfer.
+        """Return rows for other workers on this machine.
 
-        The answer has a message for each transfer. A message is None if it is large and does not fit into
-        shared memory; the driver then requests the rows through Ray.
+        The argument ``parts`` has (key, names, rows) for each set of rows. The value of the answer has a
+        message for each part. It is None if the message is large and does not fit into shared memory; the
+        driver then requests the rows through Ray.
         """
         row_messages = [
             self.slice(key, names, rows, True, call.iteration) for key, names, rows in call.arguments["parts"]
@@ -350,30 +349,30 @@ class Worker:
         return Answer(value=[inline(row_message) for row_message in row_messages])
 
     def hold(self, call: Call, batch: Batch) -> Answer:
-        """Store a batch unchanged."""
+        """Store ``batch`` unchanged."""
         return self._keep(call, batch)
 
     def summarise(self, call: Call, batch: Batch) -> Answer:
-        """Summarise the columns of stored records.
+        """Return the iteration's summary, computed from stored records.
 
-        The arguments are ``records``: key → names of columns, and ``judged``: which columns are scores of
-        rewards.
+        The argument ``records`` maps the key of a shard to the names of its columns. The argument ``judged``
+        says which columns are scores of rewards.
         """
         records = [(names, self.store.get(key)) for key, names in call.arguments["records"].items()]
         columns = {name: batch.select(name) for names, batch in records for name in names}
         return Answer(value=summarise(columns, call.arguments["judged"]))
 
     def fetch(self, call: Call, batch: Batch) -> Answer:
-        """Answer with a batch as bytes."""
+        """Return ``batch`` as bytes in the value of the answer."""
         return Answer(value=packed(batch))
 
     # -- weights
     # --------------------------------------------------------------------------------------------------------
 
     def weights(self, role: str) -> Payload:
-        """Return the trainer's weights by Hugging Face name, on rank 0.
+        """Return name → tensor of the trainer's weights as bytes, with Hugging Face names.
 
-        The other ranks take part, but return no weights.
+        Only rank 0 returns weights. All ranks must call this, because they gather the weights together.
         """
         return pack_tensors(dict(self._from_rank0(self._trainer(role, syncing(role)).weights())))
 
@@ -381,16 +380,16 @@ class Worker:
         return (pair for pair in tensors if self.setup.rank == 0)
 
     def _trainer(self, role: str, needs: Parts) -> Trainer:
-        """Return a role's trainer, with these parts in memory."""
+        """Return a role's trainer, with the parts ``needs`` loaded into memory."""
         trainer = self.engine.models[role].trainer
         assert trainer is not None
         self.engine.offloads.settle(needs)
         return trainer
 
     def receive(self, role: str, version: int, weights: Payload) -> int:
-        """Load full tensors of weights into the generator. Return their bytes.
+        """Load full weights into the generator, and return their number of bytes.
 
-        ``version``: the version of the weights.
+        ``weights``: the result of the method ``weights``. ``version``: the version of the weights.
         """
         generator = self.engine.models[role].generator
         assert generator is not None
@@ -399,31 +398,31 @@ class Worker:
         return weights.nbytes
 
     def state(self, role: str) -> Payload:
-        """Return the trainer's state, on rank 0. The other ranks take part, but return no state."""
+        """Return the trainer's state as bytes. Only rank 0 returns it, but all ranks must call this."""
         return pack_tensors(dict(self._from_rank0(self._trainer(role, copying(role)).state().items())))
 
     def commit(self, role: str) -> tuple[Payload, int]:
-        """Return (state of the trainer, its bytes) for an in-memory checkpoint.
+        """Return the trainer's state as bytes and its size, for an in-memory checkpoint.
 
-        Ray stores it outside this process.
+        Ray stores the state outside this process.
         """
         payload = self.state(role)
         return payload, payload.nbytes
 
     def restore(self, role: str, state: Payload) -> None:
-        """Restore the trainer to a state."""
+        """Restore the trainer to a state from the method ``state``."""
         self._trainer(role, copying(role)).restore(unpack_tensors(state))
 
     def resize_passes(self, role: str, tokens: int) -> int:
-        """Set the maximum tokens that the trainer computes in a pass. Return the earlier number."""
+        """Set the maximum number of tokens per forward pass of the trainer. Return the previous maximum."""
         trainer: Any = self.engine.models[role].trainer
         before: int = trainer.resize_passes(tokens)
         return before
 
     def synchronise(self, role: str, version: int) -> dict[str, Any]:
-        """Set the model's version, and copy the trainer's weights to the generator on the same ranks.
+        """Copy the trainer's weights to the generator on the same ranks. Return metrics of the transfer.
 
-        Returns metrics of the transfer.
+        ``version``: the version of the trainer's weights.
         """
         model, options = self.engine.models[role], self.setup.config.options
         model.version, model.sampled_version = version, -1
@@ -441,9 +440,9 @@ class Worker:
         return {}
 
     def passing(self, role: str, step: str, *arguments: Any) -> Any:
-        """Run a step of a weight transfer between pools, and return its result.
+        """Run a step of a weight transfer between pools, and return the step's result.
 
-        ``step``: the name of a method of this rank's end of the transfer. The step "begin" makes a new end.
+        ``step``: the name of a method of this rank's Sender or Receiver. The step "begin" makes a new one.
         """
         if step == "begin":
             if role in self.ends:
@@ -457,11 +456,11 @@ class Worker:
         self._trainer(role, computing(role)).save(Path(folder))
 
     def moved(self) -> dict[str, float]:
-        """Return metrics of the parts of models offloaded and loaded since the last call."""
+        """Return metrics of the model parts that were offloaded and loaded since the last call."""
         return self.engine.offloads.moved()
 
     def reasons(self) -> dict[Cause, str]:
-        """Return the first message for each cause of missing scores."""
+        """Return cause → message of the first row without a score for this cause."""
         return {**self.rewards.reasons(), **self.environments.reasons()}
 
     def close(self) -> None:
@@ -471,9 +470,9 @@ class Worker:
 
 
 def own_process(raw: bytes, address: str = "") -> Worker:
-    """Make the worker of a rank that is a process.
+    """Return the worker of a rank that has its own process.
 
-    ``raw``: the pickled ``Setup``. ``address``: rendezvous of ranks on several machines.
+    ``raw``: the pickled ``Setup``. ``address``: the rendezvous, if ranks are on several machines.
     """
     setup: Setup = content(raw)
     options = setup.config.options
@@ -497,10 +496,10 @@ _loading = threading.Lock()  # while transformers loads a model, it changes sett
 
 
 def own_thread(raw: bytes, flow: Flow, store: Any) -> Worker:
-    """Make the worker of a rank that runs in threads of the driver's process.
+    """Return the worker of a rank that is a thread of the driver's process.
 
-    ``raw``: the pickled ``Setup``. ``flow``: the driver's flow object; it is shared because a process imports
-    the flow's module only once. ``store``: rendezvous of its pool's ranks.
+    ``raw``: the pickled ``Setup``. ``flow``: the driver's flow object, because a process imports the flow's
+    module only once. ``store``: the torch store through which the pool's ranks find each other.
     """
     setup: Setup = content(raw)
     group = group_of_threads(store, setup.rank, setup.ranks) if setup.ranks > 1 else None

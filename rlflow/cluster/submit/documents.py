@@ -1,4 +1,4 @@
-"""YAML documents in a readable form: multi-line texts as blocks, keys in their order."""
+"""YAML documents in a readable form, with multi-line texts as blocks and keys in their given order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # the package has no types
-    """Writes multi-line texts as blocks."""
+    """YAML dumper that writes multi-line texts as blocks."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> Any:
@@ -20,7 +20,7 @@ Dumper.add_representer(str, _text)
 
 
 def joined(comments: Iterable[str], documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return the documents as one text, below the comments."""
+    """Return several YAML documents as one text that begins with the comments."""
     texts = (
         yaml.dump(document, Dumper=Dumper, sort_keys=False, width=140, allow_unicode=True)
         for document in documents

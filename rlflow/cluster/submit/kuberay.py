@@ -1,7 +1,7 @@
-"""A RayJob of KubeRay: the run on a Ray cluster that is created for it and ends with it.
+"""A RayJob of KubeRay: the run on a Ray cluster that is made for this run and ends with it.
 
-Services are containers in the pod of Ray's head, so they end with the cluster too. A Kubernetes Service gives
-each of them a name that all pods can use.
+Services are containers in the pod of Ray's head, so they end with the cluster. Each service also gets a
+Kubernetes Service, whose name all pods can use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ RETRIES = 3  # restarts of a job with kept storage after the loss of its head; e
 
 
 def ray_job(target: LaunchTarget) -> str:
-    """Return the job as YAML, for ``kubectl create``. Raises PlanError without an image."""
+    """Return the RayJob and its other documents as YAML, for ``kubectl create``.
+
+    Raises PlanError if no container image is given.
+    """
     if target.settings.image is None:
         raise PlanError.of(
             "job-image",
@@ -46,20 +49,20 @@ def ray_job(target: LaunchTarget) -> str:
 
 
 def secret_of(target: LaunchTarget) -> str:
-    """Return the name of the Kubernetes secret with the run's secrets."""
+    """Return the name of the Kubernetes secret that has the run's secrets."""
     return f"{target.name}-secrets"
 
 
 def key_of(variable: str) -> str:
-    """Return the key under which the Kubernetes secret has a variable.
+    """Return the key of an environment variable in the run's Kubernetes secret.
 
-    KubeRay reads Ray's token under a different name than the variable's.
+    The key is the variable's name, except for Ray's token, which KubeRay reads under a different name.
     """
     return "auth_token" if variable == TOKEN else variable
 
 
 def _file(target: LaunchTarget) -> list[dict[str, Any]]:
-    """Return the algorithm's file as a ConfigMap; nothing for a shipped algorithm."""
+    """Return a ConfigMap with the algorithm's file; an empty list for an included algorithm."""
     path = Path(target.file.partition("::")[0])
     if not path.is_file():
         return []
@@ -124,7 +127,7 @@ def _pod(target: LaunchTarget, urls: dict[str, str], head: bool) -> dict[str, An
 
 
 def _kept(target: LaunchTarget) -> list[dict[str, Any]]:
-    """Return the volume that keeps the run's folder."""
+    """Return the volume in which the run's folder is kept."""
     if target.keep is None:
         return []
     path = {"hostPath": {"path": target.keep.name, "type": "DirectoryOrCreate"}}
@@ -171,15 +174,16 @@ def _container(target: LaunchTarget, service: Service, port: int, urls: dict[str
 
 
 def literal(text: str) -> str:
-    """Escape a text so that Kubernetes passes it to a container unchanged.
+    """Return a text escaped so that Kubernetes passes it to a container unchanged.
 
-    Otherwise Kubernetes would replace ``$(NAME)`` with the value of a variable, which may be a secret.
+    Without the escape, Kubernetes would replace ``$(NAME)`` with the value of a variable, which may be a
+    secret.
     """
     return text.replace("$(", "$$(")
 
 
 def _named(target: LaunchTarget, service: Service, port: int) -> dict[str, Any]:
-    """Return the Kubernetes Service for a service. It routes to the pod of Ray's head."""
+    """Return the Kubernetes Service that gives a name to a service in the pod of Ray's head."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

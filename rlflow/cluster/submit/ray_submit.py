@@ -1,4 +1,4 @@
-"""A command for Ray's job server. It runs the run on an existing Ray, in the current folder."""
+"""A shell command that submits a run to the job server of an existing Ray, from the current folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlflow.cluster.submit.target import SERVE_TOKEN, TOKEN, LaunchTarget
 
 
 def submission(target: LaunchTarget) -> str:
-    """Return the command for a shell. The shell inserts the values of secrets when the command is executed.
+    """Return the shell command that submits the run. The shell inserts the values of secrets.
 
     The run starts its services itself, on the machine of Ray's head.
     """
@@ -43,9 +43,9 @@ def submission(target: LaunchTarget) -> str:
 
 
 def _environment(secrets: list[str]) -> list[str]:
-    """Return the option that sets the job's environment with the secrets.
+    """Return the shell option that sets the job's environment variables with secrets.
 
-    The option contains only the names of the secrets. A Python command in it writes their values as JSON.
+    The option names only the variables. It runs a Python command that writes their values as JSON.
     """
     if not secrets:
         return []
@@ -57,5 +57,5 @@ def _environment(secrets: list[str]) -> list[str]:
 
 
 def _joins(target: LaunchTarget) -> bool:
-    """Whether the run's command already joins the Ray, or does not need one."""
+    """Return whether the run's command already joins the Ray, or needs no Ray."""
     return target.apart or "ray_address" in target.flags or not target.on_ray

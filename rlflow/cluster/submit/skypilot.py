@@ -1,8 +1,7 @@
-"""A SkyPilot job group: the run is the primary task, and its other machines and services are further tasks.
+"""A SkyPilot job group: the run is the primary task. Other tasks are its further machines and services.
 
-The other tasks end after the primary task.
-
-SkyPilot makes each task reachable as the host ``NAME-0.${SKYPILOT_JOBGROUP_NAME}``.
+The other tasks end after the primary task. SkyPilot makes each task reachable as the host
+``NAME-0.${SKYPILOT_JOBGROUP_NAME}``.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ SETUP = "pip install 'rlflow-dag[{extras}]'"
 
 
 def job_group(target: LaunchTarget) -> str:
-    """Return the group as YAML, for ``sky jobs launch``.
+    """Return the job group as YAML, for ``sky jobs launch``.
 
-    Raises PlanError for a service whose GPUs have no name.
+    Raises PlanError if a service needs GPUs but the kind of GPU is not named.
     """
     _check_gpus(target)
     urls = {service.name: f"http://{task_of(service)}-0.{GROUP}:{port}" for service, port in target.own}
@@ -46,7 +45,7 @@ def job_group(target: LaunchTarget) -> str:
 
 
 def task_of(service: Service) -> str:
-    """Return the name of a service's task, which is part of a host name."""
+    """Return the name of a service's task, in a form that can be part of a host name."""
     return service.name.replace("_", "-").lower()
 
 
@@ -74,7 +73,7 @@ def _machine(target: LaunchTarget) -> dict[str, Any]:
 
 
 def _kept(target: LaunchTarget) -> dict[str, Any]:
-    """Return the mounts of the run's machines that keep its folder."""
+    """Return the file mounts that keep the run's folder."""
     keep = target.keep
     if keep is None or keep.kind == "path":
         return {}
@@ -104,7 +103,10 @@ def _main(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
 
 
 def _within(condition: str, failure: str) -> list[str]:
-    """Return shell lines that wait up to JOIN_SECONDS until a command succeeds, then fail with ``failure``."""
+    """Return shell lines that repeat ``condition`` until it succeeds.
+
+    After JOIN_SECONDS, the lines print ``failure`` and exit with status 1.
+    """
     return [
         f"until {condition}; do",
         (
@@ -119,7 +121,7 @@ def _within(condition: str, failure: str) -> list[str]:
 def _ray_waits(target: LaunchTarget) -> list[str]:
     """Return shell lines that wait until all machines have joined Ray.
 
-    The wait is needed because a run is refused if it finds too few machines.
+    Without the wait, the run may find too few machines and be refused.
     """
     code = (
         f'import ray; ray.init(address="{RAY_HERE}"); print(len([n for n in ray.nodes() if '
@@ -169,9 +171,9 @@ def _service(target: LaunchTarget, service: Service, port: int, urls: dict[str, 
 
 
 def command(service: Service, port: int, urls: dict[str, str]) -> str:
-    """Return the command of a service for a shell.
+    """Return the shell command that starts a service in its task.
 
-    `rlflow serve` listens on all addresses of its machine, because other machines call it; its token protects
+    `rlflow serve` listens on all addresses of its machine, because other machines call it. Its token protects
     it.
     """
     words = service.command(port, urls)

@@ -1,4 +1,4 @@
-"""The parts of a launch on a cluster: the run's command, machines and services, and the names of its secrets."""
+"""What a run needs from a cluster: its command, machines and services, and the names of its secrets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class JobSettings:
-    """Settings of the machines. Every field is a flag, --job.FIELD."""
+    """Settings of the machines for `rlflow job`. Each field is a flag, --job.FIELD."""
 
     nodes: Annotated[int, Ge(1)] = 1  # machines of the run; several machines join one Ray
     accelerators: str | None = None  # accelerators of each machine, as H100:8; None: CPUs only
@@ -59,7 +59,7 @@ class JobSettings:
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """A run to start elsewhere."""
+    """A run that is started elsewhere, with its machines, services and secrets."""
 
     name: str
     file: str  # the algorithm's file as the user typed it, or a shipped algorithm's name
@@ -72,13 +72,13 @@ class LaunchTarget:
 
     @property
     def accelerators(self) -> tuple[str, int]:
-        """Name and number of a machine's accelerators."""
+        """Name and number of the accelerators of each machine."""
         name, _, count = (self.settings.accelerators or "").partition(":")
         return name, int(count or 1) if name else 0
 
     @property
     def apart(self) -> bool:
-        """Whether the run uses several machines, which are joined in one Ray."""
+        """Whether the run uses several machines, which form one Ray cluster."""
         return self.settings.nodes > 1
 
     @property
@@ -88,7 +88,7 @@ class LaunchTarget:
 
     @property
     def own(self) -> list[tuple[Service, int]]:
-        """The services that are started together with the run, each with its port."""
+        """The services that are started together with the run. Each has a port."""
         return [
             (service, FIRST_PORT + number)
             for number, service in enumerate(each for each in self.services if not each.external)
@@ -102,13 +102,13 @@ class LaunchTarget:
         ray: str = RAY_HERE,
         name: str | None = None,
     ) -> str:
-        """Return the command of the run, for a shell.
+        """Return the shell command of the run.
 
-        ``urls``: service → URL, which may contain variables that the shell expands. The run waits for these
-        services and does not start them. ``file``: path of the algorithm; None: as the user typed it.
-        ``started``: whether the run starts its services itself. ``ray``: the address of the Ray that several
-        machines join. ``name``: the run's name, quoted for a shell; None: the launch's name, which only a run
-        with storage needs.
+        ``urls``: service → its URL, which may contain variables that the shell expands. The run waits for
+        these services and does not start them. ``file``: path of the algorithm; None: the path that the user
+        typed. ``started``: whether the run itself starts its services. ``ray``: the address of the Ray that
+        several machines join, quoted for a shell. ``name``: the run's name, quoted for a shell; None: the
+        name of the launch, and only if the run has storage.
         """
         known = {service.name: service.run for service in self.services if service.external} | dict(urls)
         values = {flag: value if started else in_place(value, known) for flag, value in self.flags.items()}
@@ -130,7 +130,7 @@ class LaunchTarget:
 
 
 def _words(flag: str, value: Any) -> list[str]:
-    """Return a flag and its value as words for a shell."""
+    """Return a flag with its value as words of a shell command."""
     text = _text(value)
     if flag in SWITCHES:
         return [f"--{flag}"] if value is True else []
@@ -140,7 +140,7 @@ def _words(flag: str, value: Any) -> list[str]:
 
 
 def has_ray_pools(flags: Mapping[str, Any]) -> bool:
-    """Whether the flags of a run name pools of Ray workers. Raises PlanError for invalid pools.
+    """Return whether a run's flags name pools of Ray workers. Raises PlanError for invalid pools.
 
     A run without pools, or with pools of threads, is a single process.
     """
@@ -174,15 +174,15 @@ def _text(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote a word for a shell so that the shell expands nothing in it except GROUP."""
+    """Return a word quoted for a shell. The shell then expands only GROUP in it."""
     return f'"{GROUP}"'.join(shlex.quote(part) if part else "" for part in text.split(GROUP)) or "''"
 
 
 def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, LaunchTarget]:
-    """Return the form and the launch target that the flags of `rlflow job` describe.
+    """Return the document's form, and the run to start, from the flags of `rlflow job`.
 
-    Raises PlanError if the form or the machines are missing, and for a secret in a flag, because the printed
-    text may be shared.
+    Raises PlanError if the form or the machines are missing. Also raises PlanError if a flag contains a
+    secret, because the printed document may be shared.
     """
     flags = dict(values)
     kind = flags.pop("for", None)
@@ -235,7 +235,7 @@ def _several(value: Any) -> tuple[str, ...]:
 
 
 def _secrets(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of environment variables with secrets.
+    """Return the names of the environment variables with secrets that the run needs.
 
     These are the variables that the user names, the trackers' variables, and the tokens of Ray and of
     services.
@@ -252,7 +252,7 @@ def _secrets(settings: JobSettings, services: Sequence[Service], flags: Mapping[
 
 
 def _check_text(values: Mapping[str, Any]) -> None:
-    """Raise PlanError for text that a command line cannot contain: text with NUL, or text that is not UTF-8."""
+    """Raise PlanError if a flag's text cannot be part of a command line (NUL, or not UTF-8)."""
     for flag, value in values.items():
         for text in (flag, *map(_text, value if isinstance(value, list | tuple) else [value])):
             if "\0" in text or text != text.encode(errors="replace").decode():
@@ -266,7 +266,7 @@ def _check_text(values: Mapping[str, Any]) -> None:
 
 
 def _check(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> None:
-    """Raise PlanError for secrets in flags, and for machines that the run cannot use."""
+    """Raise PlanError if a flag contains a secret, or if the run cannot use the machines."""
     texts = {flag: str(value) for flag, value in flags.items()} | {
         f"service.{service.name}": service.run for service in services
     }

@@ -1,7 +1,8 @@
-"""The ends of a weight transfer between pools, on their ranks: senders pack weights, receivers unpack them.
+"""The two ends of a weight transfer between pools: senders pack weights, and receivers unpack them.
 
-The driver calls the steps of each end (`rlflow.cluster.weights.transfer`). Every end makes the same plan from
-the offers of all ends. In the plan, senders are numbered before receivers.
+The driver (`rlflow.cluster.weights.transfer`) calls the steps of each end. First, every rank makes an offer,
+which describes its weights. From all offers, every rank computes the same plan. In the plan, senders are
+numbered before receivers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Shards = dict[str, TensorShard]  # tensor → its part on one rank
 
 @dataclass(frozen=True)
 class Offer:
-    """The weights of a rank, and the rank's machine and device."""
+    """The weights that a rank has or needs, and the rank's machine and device."""
 
     shards: Shards  # parts that a sender has, or that a receiver needs
     machine: str
@@ -41,7 +42,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Message:
-    """A message from one rank to another."""
+    """A message with weights from a sender to a receiver."""
 
     version: int  # version of the weights
     # the bytes, or their start and end in the sender's shared memory
@@ -49,23 +50,23 @@ class Message:
 
 
 def layouts(senders: Sequence[Shards], receivers: Sequence[Shards]) -> tuple[WeightLayout, WeightLayout]:
-    """Return the layouts of the senders' weights and of the receivers' weights, each over all ranks.
+    """Return the layouts of the senders' weights and of the receivers' weights over all ranks.
 
-    Senders are numbered before receivers.
+    ``senders``, ``receivers``: the parts of tensors on each rank. Senders are numbered before receivers.
     """
     return join([*senders, *({} for _ in receivers)]), join([*({} for _ in senders), *receivers])
 
 
 @dataclass(frozen=True)
 class Offers:
-    """The offers of all ranks of both pools, which determine the plan."""
+    """The offers of all ranks of both pools. They determine the plan."""
 
     senders: list[Offer]
     receivers: list[Offer]
     bucket: int = BUCKET  # bytes of a bucket
 
     def plan(self) -> TransferPlan:
-        """Return the plan of the transfer. It is the same on all ranks."""
+        """Return the transfer plan that these offers determine. It is the same on all ranks."""
         machines = [offer.machine for offer in (*self.senders, *self.receivers)]
         source, target = layouts(
             [offer.shards for offer in self.senders], [offer.shards for offer in self.receivers]
@@ -74,7 +75,7 @@ class Offers:
 
 
 class Sender:
-    """The sending end of a transfer, on a rank of the trainer."""
+    """The sending end of a weight transfer, on a rank of the trainer."""
 
     def __init__(self, model: Model, device: str) -> None:
         self.trainer: Any = model.trainer
@@ -82,18 +83,18 @@ class Sender:
         self.resharder: Resharder | None = None
 
     def begin(self) -> Offer | None:
-        """Return this rank's offer: the weights that it has.
+        """Return this rank's offer: the weights that the trainer has here.
 
-        Returns None if a plan cannot move the weights, for example adapters, which must be merged first.
+        Returns None if a plan cannot move the weights. For example, adapters must first be merged.
         """
         pieces = self.trainer.pieces() if isinstance(self.trainer, ShowsPieces) else None
         return None if pieces is None else Offer(held(pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, run: str | None) -> SharedFile | None:
-        """Make the plan and the buffers.
+        """Make the plan and the buffers for packed weights.
 
-        If ``run`` is given, the buffers are in shared memory of that name, and its file is returned. If it is
-        None, the buffers are in this process, and None is returned.
+        If ``run`` is given, the buffers are in shared memory with this name, and its file is returned. If it
+        is None, the buffers are in this process, and None is returned.
         """
         pieces = self.trainer.pieces()
         transport = Parcels() if run is None else Mailbox(run)
@@ -104,12 +105,12 @@ class Sender:
         return transport.place if isinstance(transport, Mailbox) else None
 
     def hide(self) -> None:
-        """Unlink the shared memory. This is called after all receivers have opened it."""
+        """Remove the name of the shared memory. Call this after all receivers have opened it."""
         if self.resharder is not None and isinstance(self.resharder.transport, Mailbox):
             self.resharder.transport.hide()
 
     def pack(self, index: int, version: int, lasting: bool) -> list[Any]:
-        """Pack bucket ``index``. Return a list of the version and the bucket's messages.
+        """Pack bucket ``index``. Return a list of ``version`` and the bucket's messages, one per recipient.
 
         ``lasting``: whether the messages must stay valid after the next bucket is packed.
         """
@@ -123,7 +124,7 @@ class Sender:
         return [version, *(Message(version, message.numpy()) for message in packed)]
 
     def _relocate(self) -> None:
-        """Find the weights again, because they may now be in other tensors."""
+        """Find the trainer's weights again, because they may have moved to other tensors."""
         assert self.resharder is not None
         pieces = self.trainer.pieces()
         if (at := storages(pieces)) != self._at:
@@ -131,7 +132,7 @@ class Sender:
             self._at = at
 
     def terms(self) -> NDArray[np.int64]:
-        """Return this rank's part of the weights' digests, int64 [boxes]."""
+        """Return this rank's part of the weights' digests, int64 [boxes of the plan]."""
         assert self.resharder is not None
         return self.resharder.verifier.terms().numpy()
 
@@ -142,7 +143,7 @@ class Sender:
 
 
 class Receiver:
-    """The receiving end of a transfer, on a rank of the generator."""
+    """The receiving end of a weight transfer, on a rank of the generator."""
 
     def __init__(self, model: Model, device: str) -> None:
         self.generator: Any = model.generator
@@ -151,13 +152,13 @@ class Receiver:
         self.files: list[torch.Tensor | None] = []
 
     def begin(self) -> bool:
-        """Whether the generator gives access to the memory of its weights. A plan needs this access."""
+        """Return whether the generator gives access to the memory of its weights, which a plan needs."""
         return isinstance(self.generator, ShowsDestinations)
 
     def offer(self, senders: list[Offer]) -> Offer:
-        """Return this rank's offer: the weights that it needs.
+        """Return this rank's offer: the weights that the generator needs here.
 
-        The weights may be overwritten with test patterns, so a full transfer must follow before the generator
+        This may overwrite the weights with test patterns. A full transfer must follow before the generator
         samples.
         """
         self.destinations = self.generator.destinations(
@@ -166,9 +167,9 @@ class Receiver:
         return Offer(held(self.destinations.pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, places: list[SharedFile | None]) -> None:
-        """Make the plan and the buffers.
+        """Make the plan and the buffers for received weights.
 
-        ``places``: the senders' shared memory; None for a sender without shared memory.
+        ``places``: for each sender, its shared memory; None if the sender has none.
         """
         self.resharder = Resharder(
             offers.plan(), rank, {}, self.destinations.pieces, cast("Transport", Parcels()), buffers=1
@@ -176,7 +177,7 @@ class Receiver:
         self.files = [None if place is None else place.opened() for place in places]
 
     def take(self, index: int, senders: list[int], *messages: Message) -> None:
-        """Unpack the messages of bucket ``index``, one from each of these senders."""
+        """Unpack the messages of bucket ``index``. ``senders``: the sender of each message."""
         raw = {
             sender: self._bytes(sender, message.raw)
             for sender, message in zip(senders, messages, strict=True)
@@ -195,9 +196,9 @@ class Receiver:
     def finish(self, version: int, *terms: NDArray[np.int64]) -> dict[str, float]:
         """End a transfer, and return its metrics.
 
-        Metrics: ``inbound``, the received bytes, and ``bound``, the fewest bytes that any plan could move.
-        ``terms``: the senders' parts of the digests, if digests are compared. Raises TransferError if the
-        received weights differ from the plan or from the sent weights.
+        The metrics are ``inbound``, the bytes that this rank received, and ``bound``, the fewest bytes that
+        any plan could move to it. ``terms``: the senders' parts of the digests; empty if digests are not
+        compared. Raises TransferError if the received weights differ from the plan or from the sent weights.
         """
         received, versions, self.received, self.versions = self.received, self.versions, 0, {}
         if wrong := {sender: other for sender, other in versions.items() if other != version}:
@@ -215,7 +216,7 @@ class Receiver:
         }
 
     def close(self) -> None:
-        """Close the senders' shared memory."""
+        """Close the shared memory of the senders."""
         self.files = []
 
 
@@ -223,5 +224,5 @@ End = Sender | Receiver
 
 
 def end_of(model: Model, device: str) -> End:
-    """Return a new end of a transfer: a Sender if this rank has the trainer, otherwise a Receiver."""
+    """Return a new end of a transfer: a Sender if the model has a trainer here, otherwise a Receiver."""
     return Sender(model, device) if model.trainer is not None else Receiver(model, device)

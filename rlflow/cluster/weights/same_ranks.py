@@ -1,8 +1,8 @@
 """Planned weight transfer from a trainer to a generator on the same ranks, from memory to memory.
 
 The plan is made at the first transfer, from the tensors of trainers and generators on all ranks. All ranks
-take part in each transfer. Weights that a plan cannot move are sent as full tensors, one after another. These
-are adapters, which are merged first, and weights of generators that give no access to their memory.
+take part in each transfer. A plan cannot move adapters, which must be merged first, or weights of a generator
+that gives no access to its memory. Such weights are sent as full tensors, one after another.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ How = Literal["auto", "segment", "alltoall", "gather"]
 
 
 def movable(model: Model, how: How) -> bool:
-    """Whether a plan can move the weights of this model. The result is the same on all ranks."""
+    """Return whether a plan can move the weights of this model. The result is the same on all ranks.
+
+    ``how``: the value of --weights.
+    """
     here = how != "gather" and dist.is_initialized() and isinstance(model.generator, ShowsDestinations)
     return here and isinstance(model.trainer, ShowsPieces) and model.trainer.pieces() is not None
 
 
 class SameRankTransfer:
-    """Moves the weights of one role over the ranks of torch's default group.
+    """Moves one role's weights from trainer to generator on the ranks of torch's default process group.
 
     ``how``: the value of --weights. ``run``: a name that is the same on all ranks and unique to this run and
-    role. ``verify_every``: compare digests of the weights at every n-th transfer; 0: never.
+    role. ``verify_every``: digests of the weights are compared at every n-th transfer; 0: never.
     """
 
     def __init__(self, model: Model, how: How, run: str, device: str, verify_every: int) -> None:
@@ -80,9 +83,9 @@ class SameRankTransfer:
     def __call__(self, version: int) -> dict[str, Any]:
         """Move the trainer's weights of this version to the generator, and return metrics.
 
-        ``inbound``: bytes received from other ranks. ``bound``: the fewest bytes that any plan could move.
-        ``extra``: the maximum bytes that the transfer needs on a rank in addition to the model.
-        ``transport``: the name of the transport. Raises TransferError if the weights on the ranks differ from
+        The metrics are ``inbound``, the bytes received from other ranks; ``bound``, the fewest bytes that any
+        plan could move; ``extra``, the maximum bytes that the transfer needs on a rank in addition to the
+        model; and ``transport``, the name of the transport. Raises TransferError if the weights differ from
         the plan.
         """
         # the weights are in other tensors now; the result is the same on all ranks
@@ -107,10 +110,10 @@ class SameRankTransfer:
 
 
 def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
-    """Return the names of the possible transports between the ranks of a pool, first choice first.
+    """Return the names of transports that can be tried between the ranks of a pool, first choice first.
 
-    On one machine, shared memory is used: memory of the GPUs if the weights are on GPUs, otherwise memory of
-    the host.
+    On one machine, the first choice is shared memory: memory of the GPUs if the weights are on GPUs,
+    otherwise memory of the host.
     """
     if how == "segment":
         return ("segment",) if device == "cpu" else ("handles",)
@@ -120,9 +123,10 @@ def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
 
 
 def first_that_opens(bind_with: Callable[[str], Resharder], ways: tuple[str, ...]) -> Resharder:
-    """Return the result of ``bind_with`` for the first transport that works. Raises PlanError if none works.
+    """Call ``bind_with`` for each transport until one works, and return its result.
 
-    A transport can fail if processes cannot share the memory of their GPUs. All ranks detect this together.
+    Raises PlanError if none works. A transport fails, for example, if processes cannot share the memory of
+    their GPUs. All ranks detect a failure together.
     """
     *choices, last = ways
     for way in choices:
@@ -135,21 +139,21 @@ def first_that_opens(bind_with: Callable[[str], Resharder], ways: tuple[str, ...
 
 
 def _joined(pieces: Mapping[str, TensorViews]) -> WeightLayout:
-    """Return the layout of the tensors over all ranks."""
+    """Return the layout of the tensors over all ranks, from each rank's own pieces."""
     by_rank: list[dict[str, TensorShard]] = exchange(held(pieces), HELD)
     return join(by_rank)
 
 
 def _nodes() -> list[int]:
-    """Return a number for the machine of each rank."""
+    """Return for each rank a number that identifies its machine."""
     names = exchange(machine(), TEXT)
     return [names.index(name) for name in names]
 
 
 def storages(pieces: Mapping[str, TensorViews]) -> list[int]:
-    """Return the identity of the storage of each piece.
+    """Return the identities of the storages of all pieces.
 
-    It stays the same if weights are offloaded and loaded again at another address. Addresses are not
-    compared, because they may change on one rank and not on another.
+    An identity stays the same if weights are offloaded and loaded again at another address. Addresses are not
+    used, because they may change on one rank only.
     """
     return [piece.view.untyped_storage()._cdata for views in pieces.values() for piece in views.pieces]

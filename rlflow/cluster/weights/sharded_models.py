@@ -1,4 +1,4 @@
-"""The driver's handle of a model on pools: its trainer and generator, versions, and weight transfers."""
+"""The driver's handle of a model on pools: its trainer, its generator, versions, and weight transfers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOVE_SECONDS = 1800.0  # time limit to move weights or state between pools
 
 @dataclass(frozen=True)
 class Frozen:
-    """Weights of one version, copied from the trainer."""
+    """Weights of one version that were copied from the trainer, to sample with them later."""
 
     version: int  # number of updates that the weights have had
     weights: Any  # a TransferResult, or a reference to full tensors
@@ -27,7 +27,7 @@ class Frozen:
 
 @dataclass
 class RemoteTrainer:
-    """The driver's handle of a role's trainer on a pool. Rank 0 answers for all ranks."""
+    """The driver's handle of a role's trainer on a pool. The answers come from rank 0."""
 
     role: str
     pool: Pool[Worker]
@@ -35,9 +35,9 @@ class RemoteTrainer:
     collective: bool = False
 
     def begin(self, method: str, *args: Any, answers: int = 1) -> Any:
-        """Start a method of the workers for this role, and return the reference of rank 0's answer.
+        """Start a method of the workers for this role, and return a reference to rank 0's answer.
 
-        If ``answers`` is above 1, a list of references is returned.
+        If ``answers`` is above 1, the method returns this many values, and a list of references is returned.
         """
         ranks = range(len(self.pool)) if self.collective else (0,)
         return next(
@@ -50,28 +50,28 @@ class RemoteTrainer:
         ).result()
 
     def state(self) -> dict[str, Tensor]:
-        """Return a copy of the trainer's state, name → tensor."""
+        """Return a copy of the trainer's state as name → tensor."""
         return unpack_tensors(self._answer("state"))
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the trainer to a state that ``state`` returned."""
+        """Restore the trainer to a state from ``state``."""
         kept = self.pool.transport.keep(pack_tensors(state))
         self.pool.call(Worker.restore, self.role, kept, seconds=MOVE_SECONDS, group="model").result()
 
     def resize_passes(self, tokens: int) -> int:
-        """Set the maximum tokens that each rank computes in a pass. Return the earlier number."""
+        """Set the maximum number of tokens per forward pass of each rank. Return the previous maximum."""
         return self.pool.call(
             Worker.resize_passes, self.role, tokens, seconds=MOVE_SECONDS, group="model"
         ).result()[0]
 
     def save(self, folder: Path) -> None:
-        """Save the model to a folder, as a Hugging Face folder."""
+        """Save the trainer's model as a Hugging Face folder."""
         self._answer("save", str(folder.resolve()))
 
 
 @dataclass
 class RemoteModel:
-    """A model of a run on pools."""
+    """The driver's handle of a model whose trainer and generator are on pools."""
 
     role: str
     trainer: RemoteTrainer | None = None
@@ -88,8 +88,8 @@ class RemoteModel:
     def frozen(self) -> Frozen | None:
         """Copy the trainer's current weights, to sample with them later.
 
-        Returns None if trainer and generator are on one pool, because its generator can only use the newest
-        weights. The first call must be made while nothing samples.
+        Returns None if trainer and generator are on the same pool, because such a generator can only use the
+        newest weights. Make the first call while nothing is being sampled.
         """
         if self.trainer is None or self._together:
             return None
@@ -103,10 +103,7 @@ class RemoteModel:
         return self.trainer is None or self.generator is None or self.generator is self.trainer.pool
 
     def _planned(self, seconds: float) -> bool:
-        """Whether a plan moves the weights to the other pool.
-
-        If there is no plan yet, this tries to make one.
-        """
+        """Return whether a plan moves the weights between the two pools. Make the plan if needed."""
         if self.transfer is None:
             return False
         if not self.transfer.bound and self.transfer.bind(seconds):
@@ -114,7 +111,7 @@ class RemoteModel:
         return self.transfer.route is not None
 
     def use(self, frozen: Frozen, seconds: float) -> None:
-        """Move weights from ``frozen`` to the generator within ``seconds``."""
+        """Move the weights in ``frozen`` to the generator, within ``seconds``."""
         with self._receiving:
             if self.generator is None or self.sampled_version == frozen.version:
                 return
@@ -130,7 +127,7 @@ class RemoteModel:
             self.sampled_version = frozen.version
 
     def synchronise(self, seconds: float = MOVE_SECONDS) -> None:
-        """Move the trainer's weights to the generator if they are newer."""
+        """Move the trainer's weights to the generator if they are newer than the generator's."""
         if self.generator is None or self.trainer is None or self.sampled_version == self.version:
             return
         if self._together:
@@ -146,7 +143,7 @@ class RemoteModel:
             self.use(Frozen(self.version, self.trainer.begin("weights")), seconds)
 
     def arrived(self) -> int:
-        """Return the bytes of weights that ranks of the generator received since the last call."""
+        """Return how many bytes of weights the generator's ranks have received since the last call."""
         size, self.received = self.received, 0
         if self.transfer is not None:
             size, self.transfer.received = size + self.transfer.received, 0
@@ -160,9 +157,9 @@ class RemoteModel:
             self.sampled_version = self.version
 
     def restored(self, version: int) -> None:
-        """Record that the trainer was restored to weights of this version.
+        """Note that the trainer was restored to the weights of this version.
 
-        The plan of the transfer is dropped, because workers may have been replaced.
+        The transfer plan is dropped, because workers may have been replaced.
         """
         self.version, self.sampled_version = version, -1
         if self.transfer is not None:

@@ -1,9 +1,9 @@
 """Planned weight transfer between two pools: the driver's side.
 
-For each bucket, the driver tells the ranks which weights to pack and unpack. The driver itself never handles
-weights. A message is the result of a call to one worker and an argument of a call to another worker. Messages
-are in Ray's object store, or in shared memory if all ranks are on one machine. At most two buckets are in
-progress at the same time.
+Weights are sent in buckets. For each bucket, the driver tells the ranks which weights to pack and unpack. The
+driver itself never handles weights: a message is the result of a call to a sender and an argument of a call
+to a receiver. Messages are in Ray's object store, or in shared memory if all ranks are on one machine. At
+most two buckets are in progress at the same time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PackedBucket:
-    """A bucket that is being packed."""
+    """A bucket of weights that senders are packing."""
 
     done: Mapping[int, Any]  # sender → reference that is ready once the sender has packed
     messages: Mapping[tuple[int, int], Any]  # (sender, first receiver) → reference of the message
@@ -36,7 +36,7 @@ class PackedBucket:
 
 @dataclass(frozen=True)
 class TransferResult:
-    """The packed buckets of a complete transfer."""
+    """All packed buckets of one transfer."""
 
     buckets: tuple[PackedBucket, ...]
     # references to the senders' parts of the digests; empty if digests are not compared
@@ -45,7 +45,7 @@ class TransferResult:
 
 @dataclass(frozen=True)
 class Route:
-    """A plan between two pools with its transport."""
+    """The transfer plan between two pools, with its transport."""
 
     plan: TransferPlan
     senders: int  # number of sending ranks; receivers are numbered after them
@@ -53,14 +53,14 @@ class Route:
 
     @cached_property
     def recipients(self) -> list[dict[int, dict[int, list[int]]]]:
-        """For each bucket: sender → first receiver of a message → all receivers of that message."""
+        """For each bucket: sender → first receiver of a message → all receivers of the same message."""
         return [
             {sender: _recipients(self.plan, index, sender) for sender in range(self.senders)}
             for index in range(len(self.plan.buckets))
         ]
 
     def incoming(self, index: int) -> dict[int, list[tuple[int, int]]]:
-        """Return, for each receiver, its messages of a bucket as (sender, first receiver)."""
+        """Return receiver → the messages of a bucket that it gets, each as (sender, first receiver)."""
         by_receiver: dict[int, list[tuple[int, int]]] = {}
         for sender, recipients in self.recipients[index].items():
             for first, receivers in recipients.items():
@@ -78,7 +78,7 @@ def _recipients(plan: TransferPlan, index: int, sender: int) -> dict[int, list[i
 
 @dataclass
 class WeightTransfer:
-    """Transfers the weights of one role between two pools."""
+    """Transfers one role's weights from the trainer's pool to the generator's pool."""
 
     role: str
     source: Pool[Worker]  # pool of the trainer
@@ -96,9 +96,9 @@ class WeightTransfer:
     # --------------------------------------------------------------------------------------------------------
 
     def bind(self, seconds: float) -> bool:
-        """Ask all ranks which weights they have or need, and make the plan. Return whether there is a plan.
+        """Ask all ranks which weights they have or need, and make a plan. Return whether there is a plan.
 
-        Afterwards the generator must not sample until a transfer has ended. Raises PlanError if the ranks
+        After this, the generator must not sample before a transfer has ended. Raises PlanError if the ranks
         cannot use the requested transport.
         """
         self.unbind()
@@ -134,21 +134,22 @@ class WeightTransfer:
 
     @property
     def bound_route(self) -> Route:
-        """The plan of the transfer, after ``bind`` returned True."""
+        """The plan and its transport. Use this only after ``bind`` has returned True."""
         assert self.route is not None
         return self.route
 
     def unbind(self) -> None:
-        """Forget the plan, because workers may have been replaced."""
+        """Drop the plan, because workers may have been replaced."""
         self.bound, self.route = False, None
 
     # -- transfers
     # --------------------------------------------------------------------------------------------------------
 
     def freeze(self, version: int) -> TransferResult:
-        """Start to pack all weights, for a later ``deliver``.
+        """Start to pack all weights, and return them in packed form for a later ``deliver``.
 
-        The workers pack the weights before any later call, so later updates do not change the packed weights.
+        The workers pack the weights before they run any later call, so later updates do not change the packed
+        weights.
         """
         return TransferResult(
             tuple(self._pack(index, version, True) for index in range(len(self.bound_route.plan.buckets))),
@@ -156,7 +157,7 @@ class WeightTransfer:
         )
 
     def deliver(self, version: int, frozen: TransferResult, seconds: float) -> dict[str, Any]:
-        """Move weights that ``freeze`` packed to the generator. Return metrics of the transfer."""
+        """Move weights that ``freeze`` has packed to the generator. Return metrics of the transfer."""
         metrics = self._move(version, lambda index: frozen.buckets[index], frozen.terms, seconds)
         return metrics | self._how("frozen")
 
@@ -166,15 +167,20 @@ class WeightTransfer:
         return metrics | self._how(self.bound_route.transport)
 
     def _how(self, transport: str) -> dict[str, Any]:
-        """Return metrics: the maximum bytes that a transfer needs on a rank besides the model, and the
-        transport.
+        """Return two metrics of a transfer: ``extra`` and ``transport``.
+
+        ``extra`` is the maximum number of bytes that the transfer needs on a rank in addition to the model.
         """
         return {"extra": float(self.bound_route.plan.stats.extra(transport)), "transport": transport}
 
     def _move(
         self, version: int, bucket: Callable[[int], PackedBucket], terms: Sequence[Any], seconds: float
     ) -> dict[str, Any]:
-        """Move all buckets. Each bucket is packed while the previous one is unpacked."""
+        """Move all buckets, and return metrics. Each bucket is packed while the previous one is unpacked.
+
+        ``bucket``: a function that starts to pack a bucket, given its index. ``terms``: references to the
+        senders' parts of the digests.
+        """
         limit, count = Deadline(seconds), len(self.bound_route.plan.buckets)
         futures: list[Future[Any]] = []
         packed = bucket(0) if count else None
