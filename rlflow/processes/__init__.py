@@ -1,6 +1,6 @@
-"""Manage processes next to the run's own process: start them, sandbox them, send them requests, and end them.
+"""Processes next to the run's own process: how a run starts, sandboxes, calls and ends them.
 
-The package has the watchdog, the sandbox, HTTP requests to servers, deadlines, and network interfaces. It
-also finds the user's lines in errors from other processes. The processes themselves are defined in
+This package has the watchdog, the sandbox, HTTP requests to servers, deadlines, and network interfaces. It
+also finds the user's lines in errors from other processes. The programs that these processes run are in
 `rlflow.rewards`, `rlflow.services` and `rlflow.cluster`.
 """

@@ -1,4 +1,4 @@
-"""Choose addresses for services: a free loopback port for each service that the run starts."""
+"""Addresses of services: each service that the run starts gets a free loopback port."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Address:
 
 
 def addresses(services: Iterable[Service]) -> dict[str, Address]:
-    """Return the address of each service, by the service's name.
+    """Return service name → address. A service that the run starts gets a free port.
 
-    The chosen ports are free now, but are not reserved. Raises PlanError if there is no free port.
+    The ports are free now, but are not reserved. Raises PlanError if no port is free.
     """
     used: set[int] = set()
     return {each.name: _address(each, used) for each in services}
@@ -46,7 +46,8 @@ def _address(service: Service, used: set[int]) -> Address:
 def _free(used: set[int]) -> int:
     """Return a free port that is not in ``used``, and add it to ``used``.
 
-    The port is below the ports of outgoing connections, so that it stays free until a service restarts.
+    The port is below the range from which the system takes ports for outgoing connections. It therefore stays
+    free while a service restarts.
     """
     for _ in range(TRIES):
         port = random.randrange(LOWEST, _highest())

@@ -1,4 +1,4 @@
-"""Child: a child process that is ended together with all its descendants."""
+"""Child: a child process that can be ended together with all its descendants."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from rlflow.processes.watchdog import process_tag
 
 
 class Child(subprocess.Popen[bytes]):
-    """A process in its own session, so that signals from a terminal do not reach it.
+    """A child process in its own session, so that it does not get signals from the terminal.
 
-    ``mark``: a name added to the run's process tag, which is used to find the process's descendants; empty
-    for a program without descendants. ``options``: options of ``subprocess.Popen``. A program that must not
-    outlive this process has to call `process_tag.die_with`, or to end when its standard input is closed.
+    ``mark``: a name that is added to the run's process tag, and with which ``end`` finds descendants; leave
+    it empty for a program without descendants. ``options``: options of ``subprocess.Popen``. The child does
+    not end automatically with this process. For this, its program must call `process_tag.die_with`, or end
+    when its standard input is closed.
     """
 
     def __init__(self, command: Sequence[str], mark: str = "", **options: Any) -> None:
@@ -25,21 +26,23 @@ class Child(subprocess.Popen[bytes]):
         super().__init__(command, start_new_session=True, **options)
 
     def note_descendants(self) -> None:
-        """Record the present descendants, so that ``end`` also ends those without the process tag.
+        """Record the current descendants, so that ``end`` also kills descendants without the process tag.
 
-        Does nothing once the process has ended.
+        If the process has ended, do nothing.
         """
         if self.returncode is None:
             self._below += process_tag.descendants(self.pid)
 
     def signal_group(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the process and its group. Any thread may call this."""
+        """Send a signal to the process and its process group. Any thread may call this."""
         if self.returncode is None:
             self._signal(number)
 
     def end(self) -> None:
-        """Kill the process and all its descendants, including those in other sessions, and wait until they
-        have ended."""
+        """Kill the process and all its descendants, and wait until they have ended.
+
+        This includes descendants in other sessions.
+        """
         self._signal(signal.SIGKILL)  # the group exists as long as it has members, even without its leader
         self.wait()
         process_tag.end_all(

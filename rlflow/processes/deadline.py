@@ -1,6 +1,6 @@
-"""Deadlines that count only the time in which this process could run.
+"""Deadlines that count only the time in which this process can run.
 
-Time in which the process was stopped (SIGSTOP, ctrl-Z, machine asleep) does not count.
+Time in which the process is stopped (SIGSTOP, ctrl-Z, or a sleeping machine) does not count.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ LOOK = 0.25  # seconds; a waiting caller must check its deadline at least this o
 class Deadline:
     """A deadline ``seconds`` from now.
 
-    ``left`` must be called at least every ``LOOK`` seconds. If more than twice that time has passed since the
-    last call, the process was stopped in between, and only ``LOOK`` seconds are counted. ``clock``: returns
-    seconds.
+    Call ``left`` at least every ``LOOK`` seconds. If more than twice ``LOOK`` seconds have passed between two
+    calls, the process must have been stopped, and only ``LOOK`` seconds are counted. ``clock``: a function
+    that returns the time in seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._left, self._clock, self._looked = seconds, clock, clock()
 
     def left(self) -> float:
-        """Return the seconds left; below 0 after the deadline."""
+        """Return the seconds left until the deadline; below 0 after it."""
         now = self._clock()
         elapsed, self._looked = now - self._looked, now
         self._left -= elapsed if elapsed <= 2 * LOOK else LOOK

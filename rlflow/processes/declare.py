@@ -1,9 +1,9 @@
-"""Declare a run's services: ``[service.NAME]`` in a configuration file, or ``--service.NAME COMMAND``.
+"""Declarations of services: ``[service.NAME]`` in a configuration file, or ``--service.NAME COMMAND``.
 
-In a command, ``{port}`` is the port on which the service must listen. In the value of any flag, and in other
-services' commands, ``{NAME}`` is the service's URL. A declaration consists of text and numbers; this module
-starts nothing and looks nothing up. A run and a cluster job use the same declaration: a run starts its
-services itself, and in a job each service is a task.
+In a service's command, ``{port}`` stands for the port on which the service must listen. In the value of any
+flag, and in the commands of other services, ``{NAME}`` stands for the service's URL. This module only reads
+declarations; it starts nothing and contacts nothing. A run and a cluster job use the same declarations: a run
+starts its services itself, and in a job each service is a task.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ URL_OF = re.compile(r"(?:[\w.-]+[=:])?\{(\w+)\}(?:/.*|:[\d.]+)?", re.DOTALL)
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """The settings of a service.
+    """Settings of a service.
 
-    Every field is a flag, --service.NAME.FIELD, and a key of [service.NAME]; its comment is its help.
+    Each field is a flag, --service.NAME.FIELD, and a key of [service.NAME]. The comment above a field is its
+    help text.
     """
 
     # command of the service, with {port} for its port; or the URL of a service that others run, for which the
@@ -57,27 +58,27 @@ class ServiceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Service(ServiceSettings):
-    """A service as declared."""
+    """A service as the user declared it."""
 
     name: str
 
     @property
     def external(self) -> bool:
-        """Whether the service is run by others: ``run`` is a URL."""
+        """Whether ``run`` is a URL, so that the run does not start this service."""
         return self.run.startswith(URLS)
 
     @property
     def variable(self) -> str:
-        """The environment variable in which rewards and environments find the service's URL."""
+        """Name of the environment variable in which rewards and environments find the service's URL."""
         return VARIABLE + self.name.upper()
 
     @property
     def words(self) -> list[str]:
-        """The words of the service's command, split as a shell would. The command does not run in a shell."""
+        """Words of the service's command, split as a shell splits them. No shell runs the command."""
         return shlex.split(self.run)
 
     def command(self, port: int | str, urls: Mapping[str, str]) -> list[str]:
-        """Return the words of the service's command, with the port and the URLs of services inserted.
+        """Return the words of the service's command with its port and the URLs of services inserted.
 
         ``urls``: service name → URL.
         """
@@ -85,9 +86,9 @@ class Service(ServiceSettings):
 
 
 def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict[str, Any]]:
-    """Return (the declared services in their order, the other flags unchanged).
+    """Return the declared services in their order, and the other flags unchanged.
 
-    ``values``: flag without its dashes → value, as returned by ``parse_flags`` and ``read_toml``. Raises one
+    ``values``: flag without its dashes → value, as ``parse_flags`` and ``read_toml`` return it. Raises one
     PlanError with the errors of all services.
     """
     written: dict[str, dict[str, Any]] = {}
@@ -113,8 +114,7 @@ def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict
 
 
 def in_place(value: Any, urls: Mapping[str, str]) -> Any:
-    """Return a flag's value with each ``{NAME}`` of a service replaced with the service's URL, also inside
-    lists.
+    """Return a flag's value with each ``{NAME}`` replaced by the URL of the service NAME, also in lists.
 
     ``urls``: service name → URL. Other braces are unchanged.
     """
@@ -126,25 +126,24 @@ def in_place(value: Any, urls: Mapping[str, str]) -> Any:
 
 
 def from_environment(value: Any) -> Any:
-    """Return a value with the URLs of services inserted, from this process's environment variables.
+    """Return a value with the URLs of services inserted from this process's environment variables.
 
-    Settings of environments keep ``{NAME}`` until they reach the process of the environment. A flow's graph
-    contains these settings and must not change from one start of a run to the next.
+    Settings of environments contain ``{NAME}`` until they reach the environment's process. A flow's graph
+    contains these settings, and must stay the same if a resumed run uses other ports.
     """
     return in_place(value, _FromEnvironment())
 
 
 class _FromEnvironment(dict[str, str]):
-    """Service name → URL, read from the environment variables."""
+    """Mapping from service name to URL that reads the environment variables."""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the URL of a service; ``default`` for any other name."""
+        """Return the URL of the service ``name``; ``default`` if there is no such service."""
         return os.environ.get(VARIABLE + name.upper(), default)
 
 
 def short(flag: str) -> str:
-    """Return the short form of a flag: --service.NAME instead of --service.NAME.run. Other flags are
-    unchanged."""
+    """Return --service.NAME for the flag --service.NAME.run, and any other flag unchanged."""
     return flag.removesuffix(".run") if flag.startswith(f"{HEAD}.") and flag.count(".") == 2 else flag
 
 
@@ -152,7 +151,7 @@ def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
     """Return whether a flag may be given when a run is resumed.
 
     This is true for service settings that do not change answers, for an unchanged command, and for a new URL
-    of a service that others run. ``recorded``: the flags with which the run was started.
+    of a service that the run does not start. ``recorded``: the flags with which the run was started.
     """
     head, _, rest = flag.partition(".")
     name, _, setting = rest.partition(".")
@@ -171,7 +170,7 @@ def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
 def command_from(value: Any, start: str) -> Any:
     """Return a service's command with relative paths resolved against the folder ``start``.
 
-    Only paths that do not exist in the present folder, but exist in ``start``, are changed.
+    A path is changed only if it exists in ``start`` and does not exist in the current folder.
     """
     words = shlex.split(value) if isinstance(value, str) and not value.startswith(URLS) else []
     moved = [_moved(word, start) for word in words]
@@ -188,9 +187,9 @@ def _moved(word: str, start: str) -> str:
 
 
 def nowhere(services: Iterable[Service]) -> dict[str, str]:
-    """Return placeholder URLs, by service name, for checks that do not start services.
+    """Return service name → placeholder URL, for checks that start no services.
 
-    A service that others run keeps its own URL; the other URLs do not resolve.
+    A service that the run does not start keeps its own URL. The other URLs lead nowhere.
     """
     return {
         each.name: each.run.rstrip("/") if each.external else f"http://{each.name.replace('_', '-')}.invalid"
@@ -223,7 +222,7 @@ def _service(name: str, settings: Mapping[str, Any]) -> Service:
 
 
 def _check_run(service: Service) -> None:
-    """Raise PlanError for a missing command, unclosed quotes, or an invalid URL."""
+    """Raise PlanError if a service has no command, a command with unclosed quotes, or an invalid URL."""
     flag, others = (
         f"--{HEAD}.{service.name}",
         [entry.name for entry in dataclasses.fields(ServiceSettings) if entry.name != "run"],
@@ -283,7 +282,7 @@ def _askable(url: str) -> bool:
 
 
 def _alike(names: Iterable[str]) -> list[Problem]:
-    """Return a problem for each name that leads to the same environment variable as an earlier name."""
+    """Return a problem for each name that has the same environment variable as an earlier name."""
     first: dict[str, str] = {}
     return [
         Problem(
@@ -299,9 +298,9 @@ def _alike(names: Iterable[str]) -> list[Problem]:
 
 
 def _unknown(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
-    """Return a problem for each value that is the URL of an undeclared service.
+    """Return a problem for each flag's value that names an undeclared service, such as ``{NAME}/path``.
 
-    The URL may follow NAME= or NAME:.
+    NAME= or NAME: may precede the braces.
     """
     names = list(names)
     texts = [
@@ -328,10 +327,9 @@ def _unknown(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
 
 
 def _circle(services: Iterable[Service]) -> list[Problem]:
-    """Return a problem if services' commands refer to one another in a circle, or a command refers to its own
-    service.
+    """Return a problem if the commands of services need one another in a circle, or one needs itself.
 
-    Each of these services would have to start before the others.
+    Such services could never start, because each would have to start before the others.
     """
     asks = {each.name: {name for word in each.words for name in BRACED.findall(word)} for each in services}
     try:
@@ -353,7 +351,7 @@ def _circle(services: Iterable[Service]) -> list[Problem]:
 
 
 def _commands(service: Service, names: Iterable[str]) -> list[Problem]:
-    """Return a problem for each word of a command that is the URL of an undeclared service."""
+    """Return a problem for each word of a service's command that names an undeclared service."""
     known = (*names, "port")
     return [
         Problem(

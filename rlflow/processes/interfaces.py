@@ -1,6 +1,6 @@
-"""Choose the network interface over which a pool's ranks on several machines communicate.
+"""Choice of the network interface over which the ranks of a pool on several machines communicate.
 
-An interface that the public internet can reach is refused.
+Interfaces that the public internet can reach are refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 class Interface(NamedTuple):
-    """A network interface: its name in the kernel, and one of its addresses."""
+    """A network interface with one of its addresses."""
 
     name: str
     address: str
 
 
 def interfaces() -> list[Interface]:
-    """Return this machine's network interfaces, with one entry for each address, IPv4 first."""
+    """Return this machine's network interfaces, with an entry for each address, IPv4 first."""
     found = [
         (each.family, name, each.address)
         for name, addresses in psutil.net_if_addrs().items()
@@ -42,11 +42,12 @@ def interfaces() -> list[Interface]:
 def chosen(
     wanted: str | None, head: str, insecure: bool, there: Iterable[Interface] | None = None
 ) -> Interface:
-    """Return the interface for communication.
+    """Return the interface for communication between ranks.
 
     ``wanted``: the interface's name, its address, or a network that contains its address, such as 10.0.0.0/8.
-    None: the interface of the route to ``head``, the address of the cluster's first machine. Raises PlanError
-    if there is no such interface, or if its address is public and ``insecure`` is false.
+    None chooses the interface with the route to ``head``, the address of the cluster's first machine.
+    ``there``: the interfaces to choose from; None: this machine's. Raises PlanError if there is no such
+    interface, or if its address is public and ``insecure`` is false.
     """
     there = interfaces() if there is None else list(there)
     interface = (
@@ -80,8 +81,7 @@ def _is(interface: Interface, wanted: str) -> bool:
 
 
 def _by_route(head: str, there: Iterable[Interface]) -> Interface | None:
-    """Return the interface that packets to ``head`` would use, without sending a packet. None if there is
-    none."""
+    """Return the interface that packets to ``head`` would use; None if there is none. No packet is sent."""
     family = socket.AF_INET6 if ":" in head else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asking:
@@ -93,9 +93,9 @@ def _by_route(head: str, there: Iterable[Interface]) -> Interface | None:
 
 
 def refuse_public(hosts: Iterable[str], insecure: bool) -> None:
-    """Raise PlanError if an address is public, unless ``insecure``.
+    """Raise PlanError if one of these addresses is public, unless ``insecure`` is true.
 
-    Programs that listen on these addresses use no secret, or send it unencrypted.
+    Programs that listen on the addresses use no secret, or send it unencrypted.
     """
     public = [host for host in hosts if any(map(is_public, _resolved(host)))]
     if public and not insecure:

@@ -1,9 +1,8 @@
-"""The identity of a process, as stored in files: its pid, start time and machine.
+"""The identity of a process, for files: its pid, start time and machine.
 
-A pid alone is not enough, since the system reuses pids. Locks, status files, leftovers and shared memory all
-use `Process.alive` to check whether a process still runs. `Process.alive` calls
-`rlflow.processes.watchdog.process_tag.lives`; the watchdog and rewards call that function directly for
-processes on their own machine.
+A pid alone is not enough, because the system reuses pids. Locks, status files, leftovers and shared memory
+use `Process.alive` to find out whether a process still runs. The watchdog and rewards use
+`rlflow.processes.watchdog.process_tag.lives` instead, for processes on their own machine.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rlflow.processes.watchdog import process_tag
 
 @dataclass(frozen=True)
 class Process:
-    """A process, identified uniquely across machines and across restarts of a machine."""
+    """A process, identified uniquely across machines and across boots of a machine."""
 
     pid: int
     started: (
@@ -32,21 +31,20 @@ class Process:
 
     @classmethod
     def this(cls) -> Process:
-        """Return the calling process."""
+        """Return the process that calls this."""
         return cls(os.getpid(), process_tag.started(os.getpid()), boot(), _space(), socket.gethostname())
 
     @classmethod
     def of_tag(cls, tag: str) -> Process | None:
-        """Return the process for a ``tag`` that was written on this machine; None if the text is not a
-        tag."""
+        """Return the process with this ``tag``, written on this machine; None if the text is no tag."""
         pid, _, rest = tag.partition(".")
         started, dot, space = rest.partition(".")
         return cls(int(pid), started, boot(), space, socket.gethostname()) if pid.isdigit() and dot else None
 
     def alive(self) -> bool | None:
-        """Return whether the process runs or is stopped.
+        """Return whether the process still exists, running or stopped.
 
-        None if this cannot be known, for a process on another machine or in another container.
+        None means unknown: the process is on another machine or in another container.
         """
         elsewhere = self.host != socket.gethostname()
         if self.boot != boot() or (elsewhere and not self.boot):
@@ -62,19 +60,19 @@ class Process:
         return bool(psutil.pid_exists(self.pid))
 
     def tag(self) -> str:
-        """Return the process as part of a file name, ``PID.STARTED.SPACE``.
+        """Return the process as a part of a file name: ``PID.STARTED.SPACE``.
 
-        The text is unique on this machine until the machine restarts.
+        The text is unique on this machine until the next boot.
         """
         return f"{self.pid}.{self.started}.{self.space}"
 
     def as_json(self) -> str:
-        """Return the fields as a JSON object, which ``parsed`` accepts."""
+        """Return the fields as a JSON object that ``parsed`` accepts."""
         return json.dumps(asdict(self))
 
 
 def parsed(values: object) -> Process | None:
-    """Return the process that a decoded JSON object describes; None for any other value."""
+    """Return the process that a decoded JSON object describes; None if it describes no process."""
     if not isinstance(values, dict) or not isinstance(values.get("pid"), int):
         return None
     words = [values.get(name) for name in ("started", "boot", "space", "host")]
@@ -84,7 +82,7 @@ def parsed(values: object) -> Process | None:
 
 
 def boot() -> str:
-    """Return the id of this machine's present start; empty if the system does not report it."""
+    """Return the id of this machine's current boot; empty if the system does not report it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,8 +1,7 @@
-"""Find the lines of the user's own files in an exception's traceback, since these are the lines that the user
-can change.
+"""The lines of the user's own files in an exception's traceback, because the user can change only these.
 
-An exception that is sent to another process loses its traceback. The raising process therefore writes these
-lines into a ``RemoteFailure``.
+An exception loses its traceback when it is sent to another process. The process that raises it therefore
+writes these lines into a ``RemoteFailure``.
 """
 
 from __future__ import annotations
@@ -22,16 +21,19 @@ _OURS = str(Path(__file__).parents[1]) + os.sep  # the folder of rlflow
 
 
 def own_lines(error: BaseException) -> tuple[str, ...]:
-    """Return ``path:line, in function: source`` for the last user lines, the nearest to the error first.
+    """Return the last user lines in a traceback, as ``path:line, in function: source``.
 
-    Empty if the traceback contains no lines of the user's files.
+    The line nearest to the error comes first. The result is empty if the traceback has no line of the user's
+    files.
     """
     return tuple(_line(frame, line) for frame, line in _own(error)[: -LAST - 1 : -1])
 
 
 def own_place(error: BaseException) -> str:
-    """Return ``path:line`` of the user's line that is nearest to the error; without a user's line, of the
-    line that raised."""
+    """Return ``path:line`` of the user's line that is nearest to the error.
+
+    If the traceback has no line of the user's files, return the line that raised the error.
+    """
     frames = _own(error) or list(traceback.walk_tb(error.__traceback__))
     return f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else ""
 
@@ -45,7 +47,7 @@ AS_THEY_ARE = (FlowError, PlanError, RemoteError, SkipIteration, Stopped)
 
 
 class RaisedElsewhere(Exception):
-    """An exception that carries the record of another exception to the process that made the call."""
+    """An exception that carries the record of another process's exception to the caller."""
 
     def __init__(self, failure: RemoteFailure) -> None:
         super().__init__(failure)
@@ -53,26 +55,26 @@ class RaisedElsewhere(Exception):
 
 
 def failure_of(error: BaseException) -> RemoteFailure:
-    """Return the record of an exception: the user's lines in its traceback, and notes with the full
-    traceback."""
+    """Return the record of an exception: its user lines, and its full traceback as a note."""
     notes = (*getattr(error, "__notes__", ()), in_worker(error))
     return RemoteFailure(type(error).__name__, str(error), own_lines(error), notes)
 
 
 def portable(error: Exception) -> Exception:
-    """Return an exception that can be sent to another process: an rlflow error unchanged, or the record of
-    any other error."""
+    """Return an exception in a form that can be sent to another process.
+
+    An rlflow error is returned unchanged. Any other error is replaced by an exception with its record.
+    """
     return error if isinstance(error, (RaisedElsewhere, *AS_THEY_ARE)) else RaisedElsewhere(failure_of(error))
 
 
 def in_worker(error: BaseException) -> str:
-    """Return a note with the traceback of an exception, for a process that receives the exception without
-    it."""
+    """Return a note with an exception's traceback, for another process that gets only the exception."""
     return f"in a worker:\n{whole(error).rstrip()}"
 
 
 def whole(error: BaseException) -> str:
-    """Return the full traceback as text, with causes and notes."""
+    """Return the full traceback of an exception as text, with its causes and notes."""
     return "".join(traceback.format_exception(error))
 
 

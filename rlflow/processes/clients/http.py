@@ -1,6 +1,6 @@
 """HTTP client with a deadline for each request.
 
-It follows redirects only within a host. Its errors quote the server's text.
+The client follows redirects only within a host. Its errors quote what the server answered.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TELLING = ("Location", "WWW-Authenticate", "Allow", "Retry-After")  # headers th
 
 @dataclass(frozen=True)
 class Reply:
-    """A server's answer. ``headers`` can be looked up in upper or lower case."""
+    """A server's answer. Names in ``headers`` may be in upper or lower case."""
 
     status: int
     reason: str
@@ -46,7 +46,7 @@ class Reply:
 
     @property
     def said(self) -> str:
-        """Return the status, the reason, and the headers that explain a failure, as text."""
+        """Return the status, the reason, and the headers that explain a failed request, as text."""
         telling = "".join(
             f"; {name}: {self.headers[name][:QUOTED]}" for name in TELLING if self.headers.get(name)
         )
@@ -54,7 +54,10 @@ class Reply:
 
 
 class HttpClient:
-    """Sends requests; several threads may use it. ``patience``: decides when to retry."""
+    """Sends HTTP requests. Several threads may use it.
+
+    ``patience``: decides when to retry a request.
+    """
 
     def __init__(self, patience: Patience | None = None) -> None:
         self._closed = threading.Event()
@@ -68,21 +71,21 @@ class HttpClient:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Stop all requests. Threads that wait for an answer get RuntimeError."""
+        """Stop all requests. Threads that wait for an answer get a RuntimeError."""
         self._closed.set()
         with self._lock:
             for connected in self._open:
                 _cut(connected)
 
     def post(self, url: str, body: bytes, seconds: float) -> bytes:
-        """Post a JSON body to ``url``, and return the body of an answer with status 200.
+        """Post a JSON body to ``url`` until an answer has status 200, and return this answer's body.
 
-        ``seconds``: the time for all tries together. Raises Unanswered if no such answer arrives.
+        ``seconds``: the time for all tries together. Raises Unanswered if all tries fail.
         """
         return self._patience.answer(partial(self._try_once, url, body), seconds)
 
     def _try_once(self, url: str, body: bytes, seconds: float) -> bytes:
-        """Try a request once. Raises Unanswered."""
+        """Try a request once, and return the body of the answer. Raises Unanswered."""
         try:
             reply = self.once("POST", url, body, seconds, headers())
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -101,9 +104,9 @@ class HttpClient:
         return reply.body
 
     def once(self, method: str, url: str, body: bytes, seconds: float, headers: Mapping[str, str]) -> Reply:
-        """Send a request once, without retries, and return the answer. Follows redirects on the same host.
+        """Send one request without retries, and return the answer. Redirects on the same host are followed.
 
-        Reads at most LONGEST + 1 bytes of the body. Raises TimeoutError after ``seconds``, and OSError or
+        At most LONGEST + 1 bytes of the body are read. Raises TimeoutError after ``seconds``, and OSError or
         HTTPException if the request cannot be sent or answered.
         """
         limit = time.monotonic() + seconds
@@ -143,10 +146,10 @@ class HttpClient:
 
     @contextlib.contextmanager
     def _cut_at(self, connected: socket.socket, seconds: float, late: threading.Event) -> Iterator[None]:
-        """Inside the context, close the connection after ``seconds`` and then set ``late``.
+        """Context manager that closes a connection after ``seconds`` and then sets ``late``.
 
         A socket's own timeout would apply to each part of an answer separately. The connection is also closed
-        if this client is closed.
+        when this client is closed.
         """
         timer = threading.Timer(seconds, _end, (late, connected))
         timer.daemon = True
@@ -166,13 +169,13 @@ class HttpClient:
 
 
 def post(url: str, value: Any, seconds: float | None = None) -> Any:
-    """Post a JSON value to a server, and return the server's JSON answer.
+    """Send ``value`` as JSON to a server with POST, and return the server's JSON answer.
 
-    For tools, environments, rewards and stages. If the server is busy (408, 425, 429, 5xx) or does not accept
-    connections, retries until ``seconds`` have passed. By default, this is the time that is left for the
-    present call of the tool, environment or reward, or 60 seconds outside of such calls. Time in which one of
-    the run's services restarts does not count. Raises ConnectionError, which fails the row and is not shown
-    to the model.
+    Use this in tools, environments, rewards and stages. If the server is busy (408, 425, 429, 5xx) or accepts
+    no connection, the request is retried until ``seconds`` have passed. The default for ``seconds`` is the
+    time left for the current call of the tool, environment or reward, or 60 outside of such calls. Time in
+    which one of the run's services restarts does not count. Raises ConnectionError if the request fails. This
+    error fails the row; the model does not see it.
     """
     body = HttpClient().post(url, json.dumps(value).encode(), left() if seconds is None else seconds)
     try:
@@ -182,12 +185,12 @@ def post(url: str, value: Any, seconds: float | None = None) -> Any:
 
 
 def token() -> str:
-    """Return the token of `rlflow serve`; empty if the variable is missing or blank."""
+    """Return the token of `rlflow serve` from the environment; empty if it is missing or blank."""
     return os.environ.get(TOKEN, "").strip()
 
 
 def headers() -> dict[str, str]:
-    """Return the headers of a JSON request, with the token if this process has one."""
+    """Return the HTTP headers of a JSON request. They contain the token if this process has one."""
     return {
         "Content-Type": "application/json",
         **({"Authorization": f"Bearer {known}"} if (known := token()) else {}),
@@ -195,7 +198,7 @@ def headers() -> dict[str, str]:
 
 
 def refused(reply: Reply) -> Unanswered:
-    """Return the error for an answer with a status other than 200."""
+    """Return the error for an answer whose status is not 200."""
     text = printable(reply.body[:QUOTED].decode(errors="replace"))
     message = f"the server answered {reply.said}" + (f": {text}" if text else "")
     if is_passing(reply.status):
@@ -206,14 +209,14 @@ def refused(reply: Reply) -> Unanswered:
 
 
 def is_passing(status: int) -> bool:
-    """Whether a retry may succeed after this status."""
+    """Return whether a retry may succeed after an answer with this status."""
     return status in BUSY or status >= 500
 
 
 def wanted_pause(after: str | None, now: str | None) -> float | None:
-    """Return the seconds to wait that the headers Retry-After and Date ask for; None if they do not ask.
+    """Return the seconds that a server asks clients to wait; None if it does not ask them to wait.
 
-    Retry-After contains a number of seconds or a date.
+    ``after``: the header Retry-After, a number of seconds or a date. ``now``: the header Date.
     """
     if after is None:
         return None
@@ -228,9 +231,9 @@ def wanted_pause(after: str | None, now: str | None) -> float | None:
 
 
 def moved(url: str, status: int, location: str | None) -> str | None:
-    """Return the target of a redirect; None for any other answer.
+    """Return the URL to which an answer redirects; None if it is not a redirect that may be followed.
 
-    The redirect must not leave the host, and must not change from https to http.
+    A redirect may be followed if it stays on the same host and does not change from https to http.
     """
     if status not in MOVED or not location:
         return None
@@ -253,13 +256,15 @@ def _origin(url: str) -> tuple[str | None, int | None, str]:
 
 
 def _without_token(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers without the token, for a redirect to another program on the same host."""
+    """Return headers without the token, for a redirect to another port of the same host."""
     return {name: value for name, value in headers.items() if name != "Authorization"}
 
 
 def passes(error: BaseException) -> bool:
-    """Return whether a retry may succeed after this error, which prevented a request or cut off its
-    answer."""
+    """Return whether a retry may succeed after an error of a connection.
+
+    The error prevented a request, or cut off its answer.
+    """
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN and _may_connect()
     lasting = isinstance(error, PermissionError | ssl.SSLCertVerificationError)
@@ -267,9 +272,9 @@ def passes(error: BaseException) -> bool:
 
 
 def _may_connect() -> bool:
-    """Return whether this process may open connections.
+    """Return whether this process may open network connections.
 
-    In the sandbox of rewards, a name lookup that the sandbox refuses looks like a temporary failure.
+    The sandbox of rewards may refuse this; a refused name lookup then looks like a temporary failure.
     """
     try:
         socket.socket().close()
@@ -284,7 +289,6 @@ def _end(late: threading.Event, connected: socket.socket) -> None:
 
 
 def _cut(connected: socket.socket) -> None:
-    """Close a connection from another thread. A thread that is reading from the connection then returns from
-    the read."""
+    """Close a connection from another thread. A thread that reads from it then returns."""
     with contextlib.suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Time limits for async calls, with a clock that may pause."""
+"""Time limits for async calls. The clock pauses while one of the run's services restarts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rlflow.processes.clients.patience import within
 
 
 class TimeLimit:
-    """Like ``asyncio.timeout``, but with a clock that pauses while one of the run's services restarts.
+    """Like ``asyncio.timeout``, but its clock pauses while one of the run's services restarts.
 
-    Requests inside the context have a slightly earlier deadline.
+    HTTP requests inside the context have a slightly earlier deadline.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = outages.clock) -> None:
         self._seconds, self._clock, self._limit = seconds, clock, asyncio.Timeout(None)
 
     def expired(self) -> bool:
-        """Return whether the time limit was exceeded."""
+        """Return whether the time limit has been exceeded."""
         return self._limit.expired()
 
     async def __aenter__(self) -> None:

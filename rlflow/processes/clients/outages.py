@@ -1,9 +1,8 @@
 """A clock that pauses while a service of the run restarts.
 
-Deadlines of requests to services use this clock, so that a request waits for a restarting service. During an
-outage, the run writes two times into a file: the time at which the service failed, and the time by which its
-restart must succeed. Every process that the run starts finds the path of this file in an environment
-variable, and reads the file.
+Requests to services use this clock for their deadlines, so that they can wait for a restart. During an
+outage, the run writes two times into a file: when the service failed, and by when its restart must succeed.
+An environment variable has the path of this file, so that every process that the run starts can read it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ VARIABLE = "RLFLOW_OUTAGES"  # the variable that contains the path of the file
 
 
 def clock() -> float:
-    """Return the seconds of the monotonic clock, minus the outages of the run's services."""
+    """Return the time of the monotonic clock in seconds, minus all outages of the run's services."""
     now = time.monotonic()
     path = os.environ.get(VARIABLE)
     past, since, until = _read(path) if path else (0.0, 0.0, 0.0)
@@ -28,9 +27,10 @@ def clock() -> float:
 
 
 def _read(path: str) -> tuple[float, float, float]:
-    """Return (seconds of past outages, start of the present outage, latest end of the present outage).
+    """Return three times from the outage file, in seconds.
 
-    All are 0 if there was no outage, or if the file was written on another machine, whose clock differs.
+    They are the total length of past outages, the start of the current outage, and its latest end. All are 0
+    if there was no outage, or if the file was written on another machine, whose clock differs.
     """
     with contextlib.suppress(OSError, ValueError), open(path) as file:
         machine, *seconds = file.read().split()
@@ -41,22 +41,21 @@ def _read(path: str) -> tuple[float, float, float]:
 
 @cache
 def _machine() -> str:
-    """Return a text that identifies this machine and its last start."""
+    """Return a text that identifies this machine and its last boot."""
     return boot() or os.uname().nodename
 
 
 class Outages:
-    """Writes the outage file. Only one process, and only one thread at a time, may write it."""
+    """Writes the outage file. Only one process, and only one of its threads at a time, may write the file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._past = self._since = self._until = 0.0
 
     def last_until(self, second: float) -> None:
-        """Record the latest time on the monotonic clock at which a service is available again; 0 if no
-        service is unavailable.
+        """Record that an outage lasts at most until the time ``second`` of the monotonic clock.
 
-        Raises OSError.
+        0 means that all services are available. Raises OSError.
         """
         now = time.monotonic()
         if self._until and not second:

@@ -1,4 +1,4 @@
-"""Retry requests, with growing pauses, until the deadline or until a retry cannot succeed any more."""
+"""Retries of requests: with growing pauses, until a request succeeds, cannot succeed, or has no time left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _limit: ContextVar[float | None] = ContextVar("limit", default=None)
 
 
 class Unanswered(ConnectionError):
-    """A request failed. ``cause``: connection, status, timeout or reply."""
+    """Error: a request failed. ``cause``: connection, status, timeout or reply."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -35,9 +35,9 @@ class Unanswered(ConnectionError):
 
 
 class Passing(Unanswered):
-    """A request failed for a reason that may be temporary.
+    """Error: a request failed, but the reason may be temporary.
 
-    ``after``: the seconds that the server asks to wait, or None.
+    ``after``: the seconds that the server asks to wait; None if it does not ask.
     """
 
     def __init__(self, cause: str, message: str, after: float | None = None) -> None:
@@ -47,20 +47,20 @@ class Passing(Unanswered):
 
 @dataclass(frozen=True)
 class Patience:
-    """Retries requests. ``clock``: returns the seconds used for deadlines.
+    """Retries requests.
 
-    ``pause``: called with the seconds to wait.
+    ``clock``: a function that returns the time in seconds, for deadlines. ``pause``: a function that waits
+    for the given seconds.
     """
 
     clock: Callable[[], float] = outages.clock
     pause: Callable[[float], object] = time.sleep
 
     def answer(self, ask: Callable[[float], T], seconds: float) -> T:
-        """Call ``ask`` with the seconds that are left, and return its result. Call it again if it raises
-        Passing.
+        """Return the result of ``ask``, which gets the remaining seconds. Retry while ``ask`` raises Passing.
 
         ``seconds``: the time for all tries together. Raises Unanswered if no time is left, or if the server
-        asks for a longer wait than the time that is left.
+        asks clients to wait for longer than the remaining time.
         """
         limit, longest, tries = self.clock() + seconds, FIRST, 0
         while True:
@@ -84,15 +84,17 @@ def _counted(tries: int) -> str:
 
 
 def within(seconds: float, clock: Callable[[], float] = outages.clock) -> AbstractContextManager[None]:
-    """Inside the context, requests of this thread or task must end slightly before ``seconds`` have
-    passed."""
+    """Context manager: inside it, requests must end shortly before ``seconds`` have passed.
+
+    It applies to requests of the current thread or async task.
+    """
     return with_value(_limit, clock() + seconds * (1 - MARGIN))
 
 
 def left(clock: Callable[[], float] = outages.clock) -> float:
-    """Return the seconds that a request may take now.
+    """Return how many seconds a request may take now.
 
-    This is the time left for the present call, or DEFAULT outside of calls.
+    This is the time left for the current call of a reward, environment or tool, or DEFAULT outside of calls.
     """
     limit = _limit.get()
     return DEFAULT if limit is None else max(limit - clock(), LEAST)

@@ -1,11 +1,10 @@
-"""Kernel restrictions that a process applies to itself, and that neither the process nor its children can
-remove (Linux).
+"""Kernel restrictions that a process applies to itself (Linux). It cannot remove them, nor can its children.
 
-Seccomp (Linux 3.5) refuses system calls by number, here on x86-64 and ARM64. Landlock (Linux 5.13) refuses to
-change files outside given folders, and optionally to read them. It also refuses access to other processes,
-and from Linux 6.12 signals to them. Ordinary users can use both. If the kernel does not support a
-restriction, it is skipped; ``rlflow.processes.sandbox.probe`` reports which ones work. Uses only the standard
-library.
+Seccomp (Linux 3.5) refuses system calls by number, here on x86-64 and ARM64. Landlock (Linux 5.13) refuses
+changes to files outside given folders, and optionally reading them. It also refuses access to other
+processes, and from Linux 6.12 signals to them. Ordinary users can use both. A restriction that the kernel
+does not support is skipped; ``rlflow.processes.sandbox.probe`` reports which restrictions work. Uses only the
+standard library.
 """
 
 from __future__ import annotations
@@ -245,8 +244,10 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
 class Argument(NamedTuple):
-    """A system call that is refused if the bits ``mask`` of one of its arguments equal ``value``. Arguments
-    count from 0."""
+    """A system call that is refused only with a certain argument.
+
+    It is refused if the bits ``mask`` of the argument equal ``value``. Arguments are counted from 0.
+    """
 
     call: str
     place: int
@@ -264,8 +265,8 @@ UNCOUNTED = (Argument("mmap", 3, 0x21, 0x21), Argument("mmap", 3, 0x100, 0x100))
 def refuse(calls: Iterable[str], forks: bool = True, arguments: Iterable[Argument] = ()) -> bool:
     """Make these system calls fail in this thread, and in all threads and processes that it starts.
 
-    ``forks``: whether the thread may still start processes. ``arguments``: calls that fail only with certain
-    arguments. Returns whether the kernel has applied the filter. Call ``no_new_privileges`` first.
+    ``forks``: whether the thread may still start processes. ``arguments``: system calls that fail only with
+    certain arguments. Call ``no_new_privileges`` first. Returns whether the kernel has applied the filter.
     """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in NUMBERS:
@@ -279,9 +280,9 @@ def refuse(calls: Iterable[str], forks: bool = True, arguments: Iterable[Argumen
 def _filter(
     machine: str, calls: Iterable[str], forks: bool, arguments: Iterable[Argument]
 ) -> Iterable[bytes]:
-    """Yield the filter's instructions.
+    """Yield the instructions of a seccomp filter.
 
-    ``socket`` fails with EACCES, so that callers can distinguish this refusal from others.
+    The system call ``socket`` fails with EACCES, so that callers can tell this refusal from others.
     """
     numbers = NUMBERS[machine]
     yield _step(LOAD, ARCHITECTURE)
@@ -315,9 +316,9 @@ def _filter(
 
 
 def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-    """Return an instruction of the filter.
+    """Return one instruction of a seccomp filter.
 
-    ``yes``, ``no``: number of instructions to skip after a comparison that is true, or false.
+    ``yes``, ``no``: how many instructions to skip if a comparison is true, or false.
     """
     return struct.pack("HBBI", code, yes, no, value)
 
@@ -337,25 +338,25 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def landlock_version() -> int:
-    """Return the version of Landlock in the kernel; 0 without Landlock."""
+    """Return the version of Landlock in the kernel; 0 if the kernel does not have it."""
     return max(0, int(_libc().syscall(CREATE_RULESET, None, 0, 1))) if sys.platform == "linux" else 0
 
 
 def only_change(paths: Iterable[str]) -> bool:
-    """Allow this thread, and everything that it starts, to change only files at ``paths`` and below.
+    """Allow this thread, and everything that it starts, to change only files at or below ``paths``.
 
-    From then on, they can access only processes with the same restriction. Returns whether the kernel has
-    applied the restriction. Call ``no_new_privileges`` first.
+    They can then access only processes with the same restriction. Call ``no_new_privileges`` first. Returns
+    whether the kernel has applied the restriction.
     """
     changes = _changes()
     return _restrict(changes, ((path, changes) for path in paths))
 
 
 def only_read(paths: Iterable[str], listed: Iterable[str]) -> bool:
-    """Allow this thread, and everything that it starts, to read only files at ``paths`` and below.
+    """Allow this thread, and everything that it starts, to read only files at or below ``paths``.
 
-    They may change only /dev/null. They may also list the names in the folders ``listed`` and below.
-    Otherwise like ``only_change``.
+    They can change only /dev/null. They can list the names in folders at or below ``listed``. The rest is as
+    in ``only_change``.
     """
     rules = [*((path, READ_FILE | READ_DIR) for path in paths), *((path, READ_DIR) for path in listed)]
     rules += [("/dev/null", _changes() & OF_A_FILE)]
@@ -368,8 +369,11 @@ def _changes() -> int:
 
 
 def _restrict(handled: int, allowed: Iterable[tuple[str, int]]) -> bool:
-    """Refuse the permissions ``handled``, except for the permissions that ``allowed`` gives for a path.
-    Returns whether the kernel has applied this."""
+    """Refuse file permissions, with exceptions for some paths. Return whether the kernel has applied this.
+
+    ``handled``: the permissions to refuse, as bits. ``allowed``: (path, permissions that are still allowed
+    there).
+    """
     version = landlock_version()
     if not version:
         return False
@@ -396,16 +400,15 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def no_new_privileges() -> bool:
-    """Prevent this process and its children from gaining permissions, even through setuid programs.
+    """Keep this process and its children from gaining permissions, even through setuid programs.
 
-    Returns whether the kernel has applied it.
+    Returns whether the kernel has applied this.
     """
     return sys.platform == "linux" and int(_libc().prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) == 0
 
 
 def outlive() -> None:
-    """Switch off the signal that this process gets when its parent ends. Raises OSError if that is
-    refused."""
+    """Cancel the signal that this process gets when its parent ends. Raises OSError if that is refused."""
     if _libc().prctl(1, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the signal at the end of the parent cannot be switched off")
 
@@ -416,11 +419,10 @@ CAPABILITY_VERSION = 0x20080522
 
 
 def keep_capabilities(allowed: int) -> bool:
-    """Give up all capabilities (the separate permissions of root) except ``allowed``, which has one bit for
-    each capability.
+    """Drop all capabilities (the separate permissions of root) except ``allowed``, a set of bits.
 
-    With the others, a root process could access all other processes. Returns whether the kernel has applied
-    it.
+    With the other capabilities, a root process could access all other processes. Returns whether the kernel
+    has applied this.
     """
     if sys.platform != "linux":
         return False

@@ -1,8 +1,7 @@
-"""Test which sandbox restrictions work on this machine: a process applies the restrictions and tries to break
-each of them.
+"""Probe of the sandbox: a process enters the sandbox and tries to break each restriction.
 
-Run as ``python -m rlflow.processes.sandbox.probe FOLDER KIND``; prints the names of restrictions as JSON.
-KIND is "scorers", or "code" for code from models or third parties.
+Run it as ``python -m rlflow.processes.sandbox.probe FOLDER KIND``. It prints the names of the restrictions
+that held, as JSON. KIND is "scorers", or "code" for code from models or third parties.
 """
 
 from __future__ import annotations
@@ -41,14 +40,16 @@ Kind = Literal["scorers", "code"]
 
 
 def around(kind: Kind) -> dict[str, str]:
-    """Return the restrictions for processes of a kind, each with the kernel feature that it needs."""
+    """Return the restrictions in the sandbox of this kind, each with the kernel feature that it needs."""
     return SANDBOX | OF_CODE if kind == "code" else SANDBOX
 
 
 @functools.cache
 def missing(kind: Kind = "scorers") -> tuple[str, ...]:
-    """Return the names of the restrictions that do not work on this machine; empty if processes of this kind
-    can be isolated."""
+    """Return the names of the restrictions that do not work on this machine.
+
+    The list is empty if the sandbox of this kind works completely.
+    """
     with tempfile.TemporaryDirectory(prefix="rlflow-probe-") as folder:
         command = [sys.executable, "-P", "-m", "rlflow.processes.sandbox.probe", folder, kind]
         try:
@@ -66,7 +67,7 @@ def missing(kind: Kind = "scorers") -> tuple[str, ...]:
 
 
 def lines() -> list[str]:
-    """Return a line for each restriction that states whether it works on this machine."""
+    """Return a line of text for each restriction, which says whether it works on this machine."""
     lacks = (*missing(), *(name for name in missing("code") if name in OF_CODE))
     stand = [
         f"{name}: {f'not isolated: this machine lacks {needs}' if name in lacks else 'isolated'}"

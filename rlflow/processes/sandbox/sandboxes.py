@@ -1,7 +1,7 @@
 """Sandboxes for each kind of process that handles untrusted text.
 
 A process enters its sandbox itself, before it reads such text. The module also lists the files that Python
-must read to run. Uses only the standard library.
+needs to read. It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ SYSTEM = (
 
 
 def packages() -> list[str]:
-    """Return the folders of installed packages."""
+    """Return the folders in which Python packages are installed."""
     paths = sysconfig.get_paths()
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     return list(dict.fromkeys([paths["purelib"], paths["platlib"], *site.getsitepackages(), *user]))
 
 
 def readable() -> Iterator[str]:
-    """Yield the files and folders that code may read.
+    """Yield the files and folders that code in a sandbox may read.
 
-    These are the interpreter's modules, the system's libraries, and installed packages except this project's.
+    These are the interpreter's modules, the system's libraries, and installed packages except rlflow.
     """
     paths = sysconfig.get_paths()
     yield from SYSTEM
@@ -55,7 +55,7 @@ def readable() -> Iterator[str]:
 
 
 def listed() -> list[str]:
-    """Return the folders whose file names may be listed, since imports list them."""
+    """Return the folders whose file names code in a sandbox may list, because Python's imports list them."""
     return [*packages(), sysconfig.get_paths()["stdlib"]]
 
 
@@ -87,10 +87,10 @@ SHARE = 0.75  # share of the machine's memory that the process of a user's rewar
 
 
 def around_scorers(folder: str) -> None:
-    """Enter the sandbox for rlflow's own scorers and their libraries, which only compute.
+    """Enter the sandbox for rlflow's own scorers and their libraries.
 
-    The sandbox allows no network, no programs, no changes to files outside ``folder``, and no access to other
-    processes. The process may fork, since some answers are scored in a child.
+    They can only compute. They have no network, start no programs, change no files outside ``folder``, and
+    cannot access other processes. They may fork, because some answers are scored in a child process.
     """
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_FILES)
@@ -110,15 +110,15 @@ def around_scorers(folder: str) -> None:
 
 
 def around_answers() -> None:
-    """Tighten the sandbox in a scorer's child: it may not write files, fork or change limits."""
+    """Tighten the sandbox in the child process of a scorer: it cannot write files, fork or change limits."""
     limits.take({resource.RLIMIT_FSIZE: 0})
     kernel.refuse(("prlimit64",), forks=False)
 
 
 def around_templates() -> None:
-    """Enter the sandbox for the program that renders chat templates.
+    """Enter the sandbox for the process that renders chat templates.
 
-    The sandbox allows no network, programs, forks, access to other processes, or changes to files.
+    It has no network, cannot start programs or fork, cannot access other processes, and cannot change files.
     """
     kernel.no_new_privileges()
     kernel.keep_capabilities(0)
@@ -129,8 +129,8 @@ def around_templates() -> None:
 def around_code(folder: str, megabytes: int, seconds: float) -> None:
     """Enter the sandbox for code from models or third parties.
 
-    The code may compute, and read the interpreter, the interpreter's packages and ``folder``. ``megabytes``:
-    limit on its memory. ``seconds``: limit on its computing time on each core.
+    The code can compute, and read ``folder``, the interpreter and installed packages. ``megabytes``: limit on
+    its memory. ``seconds``: limit on its computing time on each core.
     """
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_FILES)
@@ -148,10 +148,10 @@ def around_code(folder: str, megabytes: int, seconds: float) -> None:
 
 
 def around_rewards(folders: Sequence[str], network: bool, memory: int | None) -> None:
-    """Enter the sandbox for users' rewards.
+    """Enter the sandbox for the user's own rewards.
 
-    The process may start programs, change files only in ``folders``, and use the network only if ``network``
-    is true. ``memory``: most bytes of memory for a process; None: a share of the machine's memory.
+    They can start programs. They can change files only in ``folders``, and use the network only if
+    ``network`` is true. ``memory``: limit in bytes for each process; None: a share of the machine's memory.
     """
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_USERS)

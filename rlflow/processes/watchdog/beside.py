@@ -1,4 +1,4 @@
-"""The watchdog's handle in the watched process. It starts the watchdog and sends it messages."""
+"""Watchdog: the part in the watched process, which starts the watchdog process and sends it messages."""
 
 from __future__ import annotations
 
@@ -28,12 +28,17 @@ CODE = "import sys; sys.path.append(sys.argv[1]); from watchdog.watchdog_process
 
 
 class ProcessExit(BaseException):
-    """A stage called ``os._exit``. This is not an Exception, so that the stage's own handlers do not catch
-    it."""
+    """A stage called ``os._exit``.
+
+    This class does not derive from Exception, so that handlers in the stage do not catch it.
+    """
 
 
 class Watchdog:
-    """The watchdog of this process. It works only on Linux; on other systems, nothing is watched."""
+    """The watchdog of this process, as seen from this process.
+
+    It works only on Linux. On other systems, nothing is watched.
+    """
 
     def __init__(self) -> None:
         # Name in the process tag of started processes, and in the names of private folders.
@@ -50,10 +55,10 @@ class Watchdog:
 
     @classmethod
     def start(cls) -> Watchdog:
-        """Start a watchdog of this process, and return its handle.
+        """Start a watchdog process for this process, and return the handle.
 
-        If the system cannot provide a process, thread or memory for the watchdog, the run continues without
-        one.
+        If the system has no process, thread or memory for it, the handle has no watchdog, and the run
+        continues without one.
         """
         watchdog_process = cls()
         if sys.platform == "linux":
@@ -76,7 +81,7 @@ class Watchdog:
         self.refuse_exits()
 
     def refuse_exits(self) -> None:
-        """Make calls of ``os._exit`` within a node raise ``ProcessExit`` in that node."""
+        """From now on, calls of ``os._exit`` in a node raise ``ProcessExit`` in that node."""
         global _exit
         if not watched:
             _exit = os._exit
@@ -103,7 +108,10 @@ class Watchdog:
         )
 
     def _beat(self, child: subprocess.Popen[bytes]) -> None:
-        """Send heartbeats, and restart the watchdog if it is killed. This is the function of a thread."""
+        """Run in a thread: send heartbeats, and start the watchdog process again if it is killed.
+
+        ``child``: the watchdog process that runs now.
+        """
         for start in range(STARTS):
             if start:
                 child = self._spawned()
@@ -118,7 +126,7 @@ class Watchdog:
                 return
 
     def watch(self, folder: Path) -> None:
-        """Inform the watchdog that a run begins in this folder."""
+        """Tell the watchdog process that a run begins in this folder."""
         self._run_message = _line(
             {"run": {"folder": str(folder), "path": str(folder.absolute()), "stacks": show_stacks()}}
         )
@@ -126,8 +134,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def during_call(self, name: str, seconds: float, late: str) -> Iterator[None]:
-        """Watch a call of a native library that may hold the interpreter's lock; make the call inside the
-        context.
+        """Context manager for a call of a native library that may hold the interpreter's lock.
 
         If the call still holds the lock after ``seconds``, the watchdog kills this process, prints ``late``
         and sets exit code 2. If a signal asks to stop while the call holds the lock, the watchdog kills the
@@ -143,9 +150,9 @@ class Watchdog:
             self._send(_line({"call": None}))
 
     def remove_in_the_end(self, folder: Path) -> None:
-        """Register a private folder, which the watchdog removes when this process ends in any way.
+        """Register a private folder that the watchdog removes when this process ends, however it ends.
 
-        Call this before the folder is created; the watchdog ignores a missing folder.
+        Call this before the folder is created. The watchdog ignores a missing folder.
         """
         self._folders.append(folder)
         self._send(_folder(folder))
@@ -185,7 +192,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def marking(self) -> Iterator[None]:
-        """Set the run's process tag for processes that are started inside the context."""
+        """Context manager: processes that are started inside it get the run's process tag."""
         self.mark()
         try:
             yield
@@ -197,10 +204,10 @@ class Watchdog:
                 os.environ.pop(process_tag.MARK, None)
 
     def forked(self) -> None:
-        """Prepare a child that a stage has forked; called in the child.
+        """Prepare a child that a stage has forked. The child calls this.
 
-        Reports the child to the watchdog, since its environment may lack the process tag. The child does not
-        handle signals from the terminal, which only the run itself does.
+        The watchdog is told about the child, because the child's environment may lack the process tag. The
+        child ignores ctrl-C, and ends at other signals that ask a run to stop.
         """
         self._send(_line({"fork": os.getpid()}))
         signal.set_wakeup_fd(-1)
@@ -214,9 +221,10 @@ class Watchdog:
 
 
 def for_worker() -> Watchdog:
-    """Return the watchdog for a worker process.
+    """Return the watchdog of a worker process.
 
-    A worker with a run's process tag does not need its own watchdog, because that run's watchdog ends it.
+    A worker with the process tag of a run gets a handle without a watchdog process, because the run's
+    watchdog ends the worker.
     """
     if process_tag.MARK not in os.environ:
         watchdog_process = Watchdog.start()
@@ -236,8 +244,10 @@ def _line(message: object) -> bytes:
 
 
 def during_call(name: str, seconds: float, late: str) -> contextlib.AbstractContextManager[None]:
-    """Return the context ``Watchdog.during_call`` of this process's watchdog, or a context without effect if
-    there is no watchdog."""
+    """Return the context manager ``Watchdog.during_call`` of this process's watchdog.
+
+    If there is no watchdog, the context manager has no effect.
+    """
     return watched[-1].during_call(name, seconds, late) if watched else contextlib.nullcontext()
 
 
@@ -246,8 +256,10 @@ _exit = os._exit  # the original function, before a watchdog replaced it
 
 
 def _leave(status: int) -> NoReturn:
-    """Replace ``os._exit``: raise ProcessExit within a node of this process. Elsewhere, and in a forked
-    child, exit."""
+    """Replacement of ``os._exit``: raise ProcessExit if a node of this process calls it, otherwise exit.
+
+    A forked child always exits.
+    """
     if any(
         watchdog_process.pid == os.getpid() and watchdog_process.heartbeat_page.inside
         for watchdog_process in watched

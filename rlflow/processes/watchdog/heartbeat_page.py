@@ -1,7 +1,7 @@
 """Heartbeat page: shared memory in which a process records its running nodes for the watchdog.
 
-The watchdog can read it even if the process does not respond. This module uses only the standard library,
-since the watchdog loads it.
+The watchdog can read it even if the process hangs. This module uses only the standard library, because the
+watchdog loads it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZE = BEATS.size + PLACES * ENTRY.size
 
 
 class NodeUnderWay(NamedTuple):
-    """A running node."""
+    """A node that is running, as recorded in the heartbeat page."""
 
     number: int  # number of the node's run, unique within the process; 0 for an empty entry
     seconds: float  # deadline of the node
@@ -33,9 +33,9 @@ class NodeUnderWay(NamedTuple):
 
 
 class HeartbeatPage:
-    """The heartbeat page in the memory of the descriptor ``file``.
+    """The heartbeat page in the memory of the file descriptor ``file``.
 
-    Without a descriptor, nothing is recorded.
+    If ``file`` is None, nothing is recorded.
     """
 
     def __init__(self, file: int | None = None) -> None:
@@ -47,7 +47,7 @@ class HeartbeatPage:
 
     @classmethod
     def new(cls) -> HeartbeatPage:
-        """Create a page in new memory. The memory is freed when the last process closes it (Linux).
+        """Return a heartbeat page in new memory, which is freed when the last process closes it (Linux).
 
         Raises OSError.
         """
@@ -64,8 +64,10 @@ class HeartbeatPage:
 
     @contextlib.contextmanager
     def during(self, name: str, iteration: int, seconds: float) -> Iterator[None]:
-        """Record, inside the context, that this thread runs the node ``name``, with a deadline of
-        ``seconds``."""
+        """Context manager: inside it, the page shows that this thread runs the node ``name``.
+
+        ``seconds``: the node's deadline.
+        """
         place = self._free_place()
         if place is not None:
             self._put(place, NodeUnderWay(next(self._numbers), seconds, iteration, name))
@@ -79,8 +81,7 @@ class HeartbeatPage:
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
-        """Record, inside the context, that this thread runs a part of a node for another thread, which waits
-        for it."""
+        """Context manager: inside it, this thread runs part of a node for another thread, which waits."""
         outer, self._inside.deep = self.inside, True
         try:
             yield
@@ -88,7 +89,7 @@ class HeartbeatPage:
             self._inside.deep = outer
 
     def _free_place(self) -> int | None:
-        """Return the place of a free entry; None if all are used."""
+        """Return the position of a free entry in the page; None if all entries are used."""
         try:
             return self._free.popleft()
         except IndexError:
@@ -96,7 +97,7 @@ class HeartbeatPage:
 
     @property
     def inside(self) -> bool:
-        """Whether this thread runs a node or a part of one."""
+        """Whether this thread runs a node, or a part of a node."""
         return getattr(self._inside, "deep", False)
 
     def _put(self, place: int, entry: NodeUnderWay) -> None:
@@ -112,7 +113,7 @@ class HeartbeatPage:
             )
 
     def beat(self) -> None:
-        """Write a heartbeat, which shows that the interpreter's threads can run."""
+        """Write a heartbeat. It shows that threads of the interpreter can run."""
         self._beats += 1
         if self._memory is not None:
             BEATS.pack_into(self._memory, 0, self._beats)
@@ -122,12 +123,12 @@ class HeartbeatPage:
 
     @property
     def beats(self) -> int:
-        """The number of heartbeats so far."""
+        """Number of heartbeats so far."""
         assert self._memory is not None
         return int(BEATS.unpack_from(self._memory, 0)[0])
 
     def entries(self) -> list[NodeUnderWay]:
-        """Return the running nodes, in the order in which they started."""
+        """Return the running nodes, in the order in which they have started."""
         assert self._memory is not None
         slots = (ENTRY.unpack_from(self._memory, BEATS.size + place * ENTRY.size) for place in range(PLACES))
         return sorted(

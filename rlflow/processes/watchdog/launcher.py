@@ -1,8 +1,8 @@
-"""Launcher: the parent process of a run, which returns the correct exit code to the shell.
+"""Launcher: the parent process of a run. It returns the correct exit code to the shell.
 
-If a run is killed because its interpreter hangs, it has no exit code of its own. If C code ends a run with
-code 0, the code is wrong. Therefore the command that starts a run forks before it loads anything: the child
-runs, and the parent forwards signals and waits.
+A run that is killed because its interpreter hangs has no exit code of its own. If C code ends a run with code
+0, this code is wrong. The command that starts a run therefore forks before it loads anything: the child
+executes the run, and the parent forwards signals and waits.
 """
 
 from __future__ import annotations
@@ -30,30 +30,32 @@ _at_once = False
 
 
 def pipe() -> int:
-    """Return the descriptor of the pipe to the launcher; -1 without a launcher."""
+    """Return the file descriptor of the pipe to the launcher; -1 if there is no launcher."""
     return -1 if _pipe is None else _pipe
 
 
 def leave_at_once() -> None:
-    """Make this process exit without the exit handlers of libraries, which would wait for processes that have
-    ended."""
+    """Make this process exit without the exit handlers of libraries.
+
+    Such handlers would wait for processes that have ended.
+    """
     global _at_once
     _at_once = True
 
 
 def leaves_at_once() -> bool:
-    """Return whether ``leave_at_once`` was called."""
+    """Return whether ``leave_at_once`` has been called."""
     return _at_once
 
 
 def seen(number: int) -> None:
-    """Report to the launcher that the run has received a signal itself."""
+    """Tell the launcher that the run itself has received the signal ``number``."""
     if number == signal.SIGINT:
         _report(SEEN)
 
 
 def done(code: int) -> None:
-    """Report to the launcher that the run is about to exit with a code."""
+    """Tell the launcher that the run is about to exit with this code."""
     _report(DONE, code)
 
 
@@ -64,10 +66,10 @@ def _report(kind: bytes, value: int = 0) -> None:
 
 
 def apart() -> int | None:
-    """Fork: the child continues the command, and this process waits for the child as its launcher.
+    """Fork this process: the child continues the command, and the parent becomes its launcher.
 
-    Returns None in the child. In the launcher, returns the child's exit code after the child has ended. If
-    the process already has threads, and on systems other than Linux, returns None without a fork.
+    Returns None in the child. In the launcher, it returns the child's exit code after the child has ended. If
+    the process already has threads, or the system is not Linux, it does not fork and returns None.
     """
     global _pipe
     if sys.platform != "linux" or HEAVY in sys.modules or threading.active_count() > 1:
@@ -94,7 +96,10 @@ def apart() -> int | None:
 
 
 class Launcher:
-    """Waits for the child that runs. ``pipe_end``: descriptor from which the child's messages are read."""
+    """Waits for the child process that executes the run.
+
+    ``pipe_end``: file descriptor from which the child's messages are read.
+    """
 
     def __init__(self, child: int, pipe_end: int) -> None:
         self.child, self._pipe_end = child, pipe_end
@@ -108,7 +113,7 @@ class Launcher:
         process_tag.adopt()
 
     def wait(self) -> int:
-        """Wait for the child, and return its exit code.
+        """Wait until the child has ended, and return its exit code.
 
         If a signal killed the child, this process kills itself with the same signal.
         """
@@ -128,10 +133,10 @@ class Launcher:
         return self._code(status)
 
     def _ended(self) -> bool:
-        """Return whether the child has ended.
+        """Return whether the child has ended, without reaping it, so that the watchdog can examine it.
 
-        The child is not reaped yet, so that the watchdog can inspect it. Other processes whose parents have
-        ended are reaped.
+        Other processes that have ended are reaped; this process has adopted them from parents that ended
+        earlier.
         """
         while (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if info.si_pid == self.child:
@@ -140,10 +145,10 @@ class Launcher:
         return False
 
     def _received_too(self, info: signal.struct_siginfo) -> bool:
-        """Return whether the child has received this signal too.
+        """Return whether the child has received this signal too, so that it must not be forwarded.
 
-        A terminal sends a signal to both processes, and another process may do so as well. This matters only
-        for ctrl-C, because a second ctrl-C has a stronger effect than the first.
+        A terminal sends ctrl-C to both processes, and other programs may send a signal to both. Only ctrl-C
+        needs this check, because a second ctrl-C has a stronger effect than the first.
         """
         if info.si_signo != signal.SIGINT:
             return False
@@ -155,7 +160,7 @@ class Launcher:
         return reported or info.si_code > 0  # the kernel sends it to both processes
 
     def _read(self, seconds: float) -> bool:
-        """Read the messages that arrive within ``seconds``. Returns whether more messages may come."""
+        """Read the messages that arrive within ``seconds``. Return whether more messages may come."""
         if not select.select([self._pipe_end], [], [], max(seconds, 0.0))[0]:
             return True
         data = os.read(self._pipe_end, 1 << 10)  # a pipe delivers each write as a unit
@@ -163,9 +168,9 @@ class Launcher:
         return bool(data)
 
     def _read_to_the_end(self) -> None:
-        """Read messages until the child and the watchdog have closed the pipe, but at most for CLOSE_SECONDS.
+        """Read messages until the child and the watchdog have closed the pipe, for at most CLOSE_SECONDS.
 
-        A forked process may keep the pipe open longer.
+        The limit is needed because a forked process may keep the pipe open.
         """
         limit = time.monotonic() + CLOSE_SECONDS
         while self._read(limit - time.monotonic()) and time.monotonic() < limit:
@@ -182,7 +187,7 @@ class Launcher:
 
 
 def _die_by(number: int) -> None:
-    """Kill this process with the signal that killed the run, so that a shell sees how the run has ended."""
+    """Kill this process with the signal that killed the run, so that the shell sees this signal."""
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

@@ -1,7 +1,7 @@
-"""Create private folders in places to which all users can write, such as /tmp.
+"""Private folders in places that all users can write to, such as /tmp.
 
 A folder of another user is never used, and links are not followed. This module uses only the standard
-library, since the watchdog loads it.
+library, because the watchdog loads it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PLACES = ("/tmp", "/var/tmp")  # folders that are tried after the one in TMPDIR
 
 
 class NotPrivate(PermissionError):
-    """A folder belongs to another user, or another user could change it."""
+    """Error: a folder belongs to another user, or another user could change it."""
 
 
 def create(path: str | os.PathLike[str]) -> None:
     """Create a new private folder.
 
-    Raises FileExistsError if the name exists, even as a broken link. Raises NotPrivate if another user could
+    Raises FileExistsError if the path exists, even as a broken link. Raises NotPrivate if another user could
     replace the folder.
     """
     check_place(os.path.dirname(os.path.abspath(path)))
@@ -34,9 +34,9 @@ def create(path: str | os.PathLike[str]) -> None:
 
 
 def share(path: str | os.PathLike[str]) -> None:
-    """Create a private folder, or use the one that another process of this user has created.
+    """Create a private folder, or use it if a process of this user has already created it.
 
-    Raises NotPrivate if the path is anything else.
+    Raises NotPrivate if the path exists and is not a private folder of this user.
     """
     try:
         create(path)
@@ -45,8 +45,7 @@ def share(path: str | os.PathLike[str]) -> None:
 
 
 def check(path: str | os.PathLike[str]) -> None:
-    """Raise NotPrivate unless the path is a folder that belongs to this user and that only this user can
-    enter."""
+    """Raise NotPrivate unless the path is a folder that this user owns and only this user can enter."""
     status, user = os.lstat(path), os.geteuid()
     if not stat.S_ISDIR(status.st_mode):
         raise NotPrivate(
@@ -64,10 +63,10 @@ def check(path: str | os.PathLike[str]) -> None:
 
 
 def check_place(folder: str | os.PathLike[str]) -> None:
-    """Raise NotPrivate for a folder in which other users could rename or remove this user's entries.
+    """Raise NotPrivate if other users could rename or remove this user's entries in ``folder``.
 
-    These are folders of other users, and folders without a sticky bit to which others may write. Members of
-    this user's own group may write to the folder.
+    They could do so in their own folders, and in folders that others may write to and that have no sticky
+    bit. Members of this user's own group may write to the folder.
     """
     status = os.stat(folder)
     if status.st_uid not in (0, os.geteuid()):
@@ -86,8 +85,8 @@ def check_place(folder: str | os.PathLike[str]) -> None:
 def place(longest: int = 4096, first: Iterable[str] = ()) -> str:
     """Return the first folder for temporary files in which other users cannot replace this user's files.
 
-    Tries ``first``, then the folder in TMPDIR, then the system's folders. ``longest``: most bytes in its
-    path. Raises NotPrivate with the reason for each folder.
+    The function tries ``first``, then TMPDIR, then the system's folders. ``longest``: maximum bytes of the
+    path. Raises NotPrivate, with the reason for each folder.
     """
     problems = []
     for folder in dict.fromkeys([*first, tempfile.gettempdir(), *PLACES]):
@@ -107,8 +106,8 @@ def place(longest: int = 4096, first: Iterable[str] = ()) -> str:
 def remove(path: str | os.PathLike[str]) -> None:
     """Remove a folder of this user with its content, as far as possible.
 
-    If the folder was in a run's private folder that is then empty, also removes the private folder. Links and
-    folders of other users are kept.
+    If this leaves a run's private folder empty, remove that folder too. Links and folders of other users are
+    kept.
     """
     with contextlib.suppress(OSError):
         status = os.lstat(path)

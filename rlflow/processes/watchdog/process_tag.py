@@ -1,10 +1,10 @@
-"""Find and end the processes of a run by their process tag.
+"""Processes of a run, found and ended by their process tag.
 
-The tag is an environment variable. Every process that a run starts inherits the tag, through every fork and
-session, and keeps it after its parent has ended. /proc shows which processes have it. Ray processes may
-overwrite the tag with their titles; they are recognised by the run's files that they have open. This module
-reads /proc directly instead of through psutil: the watchdog loads the module, and starts within milliseconds
-because it imports only the standard library.
+The tag is an environment variable. Every process that a run starts inherits the tag, even through forks and
+new sessions, and keeps it after its parent has ended. /proc shows which processes have the tag. Ray's
+processes may overwrite the tag with their titles; they are recognised by the files of the run that they have
+open. This module reads /proc directly, without psutil: the watchdog loads it, and must start within
+milliseconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Known = tuple[int, str]  # (pid, start time) of a process; the start time as in 
 
 
 class Stat(NamedTuple):
-    """A process as the kernel describes it."""
+    """The kernel's description of a process."""
 
     state: str  # state as a letter: T for stopped, Z for ended and not yet reaped, …
     parent: int  # pid of the parent
@@ -52,38 +52,39 @@ def stat(pid: int) -> Stat | None:
 
 
 def started(pid: int) -> str:
-    """Return the time at which a process was started, in clock ticks since the machine's start; empty if the
-    process has ended."""
+    """Return the start time of a process in clock ticks since the machine's boot; empty if it has ended."""
     status = stat(pid)
     return status.started if status is not None and status.state not in "ZX" else ""
 
 
 def lives(pid: int, start: str) -> bool:
-    """Return whether the process that was started at the time ``start`` runs or is stopped.
+    """Return whether the process with this pid and start time still exists, running or stopped.
 
-    False if another process has its pid now.
+    Returns False if the pid now belongs to another process.
     """
     return start != "" and started(pid) == start
 
 
 def marks(name: str, value: str = "") -> str:
-    """Return a value of the tag with ``name`` added. ``value``: the tag's value so far."""
+    """Return the value of the process tag after ``name`` is added to ``value``."""
     return f"{value}/{name}" if value else name
 
 
 def without(name: str, value: str) -> str:
-    """Return a value of the tag without ``name``."""
+    """Return the value of the process tag after ``name`` is removed from ``value``."""
     return "/".join(part for part in value.split("/") if part != name)
 
 
 def _pids() -> Iterator[int]:
-    """Return an iterator over all pids of this machine."""
+    """Return an iterator over the pids of all processes on this machine."""
     return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
 
 
 def marked(name: str) -> list[int]:
-    """Return the pids of the processes with this name in their tag, except processes that run a command in
-    ``LEFT_ALONE``."""
+    """Return the pids of all processes with ``name`` in their process tag.
+
+    Processes that run a command in ``LEFT_ALONE`` are not included.
+    """
     pids, encoded, prefix = [], name.encode(), f"{MARK}=".encode()
     for pid in _pids():
         environment = _environment(pid)
@@ -101,13 +102,13 @@ def marked(name: str) -> list[int]:
 
 
 def of_ray(folders: Iterable[str]) -> list[int]:
-    """Return the pids of Ray processes with open files below these folders, with or without a process tag."""
+    """Return the pids of Ray's processes that have files open below these folders."""
     below = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)
     return [pid for pid in _pids() if command(pid).startswith(RAY) and _has_open(pid, below)]
 
 
 def _has_open(pid: int, below: tuple[str, ...]) -> bool:
-    """Return whether a process has an open file whose path begins with one of ``below``."""
+    """Return whether a process has a file open whose path begins with one of ``below``."""
     with contextlib.suppress(OSError):
         for entry in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # it may be closed in the meantime
@@ -117,8 +118,10 @@ def _has_open(pid: int, below: tuple[str, ...]) -> bool:
 
 
 def _environment(pid: int) -> bytes:
-    """Return the environment with which a process started; empty if it has ended or belongs to another
-    user."""
+    """Return the environment with which a process was started.
+
+    It is empty if the process has ended or belongs to another user.
+    """
     for _ in range(STARTING):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
@@ -135,7 +138,7 @@ def _environment(pid: int) -> bytes:
 
 
 def left_alone(pid: int) -> bool:
-    """Return whether a process runs a command in ``LEFT_ALONE``, which ends by itself."""
+    """Return whether a process runs a command in ``LEFT_ALONE``. Such a process ends by itself."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         words = file.read()
         return any(name in words for name in LEFT_ALONE)
@@ -150,7 +153,7 @@ def command(pid: int) -> str:
 
 
 def descendants(pid: int) -> list[Known]:
-    """Return (pid, start time) of all descendants of a process."""
+    """Return (pid, start time) for all descendants of a process."""
     children: dict[int, list[Known]] = {}
     for child in _pids():
         if (status := stat(child)) is not None:
@@ -164,12 +167,12 @@ def descendants(pid: int) -> list[Known]:
 
 
 def still(processes: list[Known]) -> list[int]:
-    """Return the pids of those processes that are still alive."""
+    """Return the pids of the processes that still exist. ``processes``: (pid, start time) of each."""
     return [pid for pid, start in processes if lives(pid, start)]
 
 
 def end_all(find: Callable[[], list[int]]) -> list[int]:
-    """Kill the processes that ``find`` returns, and repeat this until ``find`` returns none.
+    """Kill the processes that ``find`` returns, and repeat this until ``find`` returns no process.
 
     Returns the pids that are left after ``ROUNDS`` rounds.
     """
@@ -186,14 +189,14 @@ def end_all(find: Callable[[], list[int]]) -> list[int]:
 
 
 def running(pids: list[int]) -> list[int]:
-    """Return the given pids whose processes have not ended, except the pid of this process."""
+    """Return those of the pids whose processes have not ended, without the pid of this process."""
     return [pid for pid in pids if pid != os.getpid() and started(pid)]
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process when its parent ends in any way (Linux).
+    """Make the kernel kill this process when its parent ends (Linux).
 
-    This works even while this process is stopped.
+    This works however the parent ends, and even while this process is stopped. ``parent``: pid of the parent.
     """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent had already ended before the request
@@ -203,8 +206,8 @@ def die_with(parent: int) -> None:
 def die_with_raylet() -> None:
     """Make the kernel kill this process, which Ray started, when the raylet ends.
 
-    The parent of this process is the raylet, or a process that ends with the raylet. If the raylet has
-    already ended, its pid in the environment reveals this.
+    This works because the parent of this process is the raylet, or a process that ends with the raylet. If
+    the raylet has already ended, this process ends at once.
     """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if sys.platform == "linux" and not started(int(os.environ.get(RAYLET, os.getppid()))):
@@ -212,7 +215,7 @@ def die_with_raylet() -> None:
 
 
 def adopt() -> None:
-    """Make this process the parent of descendants whose own parents end (Linux)."""
+    """Make this process the parent of descendants whose own parents have ended (Linux)."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -225,10 +228,10 @@ def _prctl(option: int, value: int) -> None:
 
 @contextlib.contextmanager
 def here_alone() -> Iterator[None]:
-    """Inside the context, keep forked children from returning.
+    """Context manager: a child that is forked inside it cannot leave it.
 
-    If a child that was forked inside leaves the context by a return or an exception, it exits there.
-    Otherwise it would continue its parent's work and send answers in its place.
+    If such a child returns from the context or raises an exception, it exits. Otherwise it would continue the
+    work of its parent, and send answers in the parent's place.
     """
     pid = os.getpid()
     try:

@@ -1,6 +1,7 @@
-"""Handle the signals that ask a run to stop: ctrl-C, preemption and a closed terminal.
+"""Signals that ask a run to stop: ctrl-C, preemption and a closed terminal.
 
-After the first signal, the run ends at a point from which it can be resumed. A second ctrl-C ends it at once.
+After the first signal, the run stops at a point from which it can be resumed. A second ctrl-C ends it at
+once.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ ASKING = launcher.PASSED_ON  # the launcher passes on the signals that ask the r
 
 
 class StopSignals:
-    """Inside the context, turns the first signal into a call of ``ask``.
+    """Context manager that turns the first signal to stop into a call of ``ask``.
 
-    The first SIGINT, SIGTERM or SIGHUP calls ``ask``; a later ctrl-C raises KeyboardInterrupt. No effect
-    outside the main thread, which is the only one in which Python handles signals. ``wakeup``: a descriptor
-    that receives the number of each signal, even while C code holds the interpreter's lock; -1 for none.
+    Inside it, the first SIGINT, SIGTERM or SIGHUP calls ``ask``; a later ctrl-C raises KeyboardInterrupt. It
+    has no effect outside the main thread, because Python handles signals only there. ``wakeup``: a file
+    descriptor that gets the number of each signal, even while C code holds the interpreter's lock; -1: none.
     """
 
     def __init__(self, ask: Callable[[], None], wakeup: int = -1) -> None:
@@ -58,10 +59,10 @@ class StopSignals:
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Inside the context, raise KeyboardInterrupt for each signal that asks to stop.
+    """Context manager: inside it, each signal that asks to stop raises KeyboardInterrupt.
 
-    Use it for work that has nothing to save: preparing a run, or waiting for others. No effect outside the
-    main thread.
+    Use it for work that has nothing to save, such as preparing a run or waiting for other runs. It has no
+    effect outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -81,10 +82,10 @@ def ending_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_terminations() -> Iterator[None]:
-    """At the end of the context, restore the handler of SIGTERM, which a library's native code may have
-    replaced.
+    """Context manager that restores the handler of SIGTERM at its end.
 
-    Use it around calls of such a library. No effect outside the main thread.
+    Use it around calls of a library whose native code may replace the handler. It has no effect outside the
+    main thread.
     """
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -96,10 +97,10 @@ def own_terminations() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_to(wakeup: int) -> Iterator[None]:
-    """Inside the context, write the number of each signal to the descriptor ``wakeup``, even while C code
-    holds the interpreter's lock.
+    """Context manager: inside it, the number of each signal is written to the descriptor ``wakeup``.
 
-    -1 means no descriptor. No effect outside the main thread.
+    This works even while C code holds the interpreter's lock. -1 means no descriptor. It has no effect
+    outside the main thread.
     """
     if wakeup < 0 or threading.current_thread() is not threading.main_thread():
         yield
@@ -112,7 +113,7 @@ def signals_to(wakeup: int) -> Iterator[None]:
 
 
 def stopping() -> list[signal.Signals]:
-    """Return the signals that ask to stop. If SIGHUP is ignored, as under `nohup`, it is not included."""
+    """Return the signals that ask a run to stop, without SIGHUP if it is ignored, as under `nohup`."""
     return [
         number for number in ASKING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
     ]

@@ -1,9 +1,8 @@
-"""Read the stacks of a process's threads. A signal handler writes them, which works even while C code holds
-the interpreter's lock.
+"""Stacks of a process's threads, written by a signal handler even while C code holds the interpreter's lock.
 
-Each thread gets a signal and writes its own stack. A single handler could write all stacks, but it would read
-frames while other threads change them: of 1,500 signals to a process with a busy second thread, 6 crashed the
-process. This module uses only the standard library, since the watchdog loads it.
+Each thread gets a signal and writes its own stack. One handler could write all stacks, but it would read
+frames while other threads change them, and this can crash the process. This module uses only the standard
+library, because the watchdog loads it.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ Outer = Callable[[str, str], bool]
 
 
 def show_stacks() -> int:
-    """Install a handler for SIGUSR2 that writes the receiving thread's stack to a file in memory.
+    """Install a handler for SIGUSR2 that writes the stack of the receiving thread to a file in memory.
 
-    Returns the file's descriptor. Returns -1 if the system does not support such files, or if the signal has
-    another use.
+    Returns the file's descriptor, or -1 if the system does not support such files or the signal is already
+    used.
     """
     return _file(os.getpid())
 
@@ -48,9 +47,10 @@ def _file(pid: int) -> int:
 
 
 def written(pid: int, file: int) -> str:
-    """Return the Python stacks that a process's threads write to the process's descriptor ``file``.
+    """Make the threads of a process write their Python stacks, and return the text.
 
-    Returns the stacks that were written within SECONDS, one after another; empty if the process has ended.
+    ``file``: the process's descriptor from ``show_stacks``. Stacks that are not written within SECONDS are
+    missing. The text is empty if the process has ended.
     """
     path, limit = f"/proc/{pid}/fd/{file}", time.monotonic() + SECONDS
     try:
@@ -66,10 +66,10 @@ def written(pid: int, file: int) -> str:
 
 
 def _ask(pid: int, thread: int, limit: float) -> None:
-    """Make a thread write its stack, and wait until it has done so.
+    """Make a thread write its stack, and wait until it is written. ``limit``: until when to wait.
 
-    While a thread's handler runs, the kernel delays further signals of this kind to the thread. Two handlers
-    at once would lose a stack. A thread that blocks the signal is skipped.
+    The threads write one at a time, because two handlers at once would lose a stack. A thread that blocks the
+    signal is skipped.
     """
     # The thread may have ended, or the C library cannot signal threads.
     with contextlib.suppress(OSError, AttributeError):
@@ -85,17 +85,17 @@ def _ask(pid: int, thread: int, limit: float) -> None:
 
 
 def _waits(pid: int, thread: int) -> bool:
-    """Return whether the signal is pending for a thread, or blocked in it."""
+    """Return whether the signal is pending or blocked in a thread."""
     with open(f"/proc/{pid}/task/{thread}/status") as status:
         masks = [int(line.split()[1], 16) for line in status if line.startswith(("SigPnd:", "SigBlk:"))]
     return any(mask >> (SIGNAL - 1) & 1 for mask in masks)
 
 
 def shown(dump: str, outer: Outer) -> str:
-    """Return the frames of a dump as lines, innermost first.
+    """Return the frames in a dump of stacks as lines of text, innermost first.
 
-    For each thread, these are the frames inside the first frame for which ``outer`` is true. Threads without
-    such a frame are skipped.
+    For each thread, only the frames inside the first frame for which ``outer`` is true are returned. Threads
+    without such a frame are skipped.
     """
     return "\n".join(line for frames in _threads(dump, outer) for line in frames)
 

@@ -1,13 +1,13 @@
 """The watchdog's own process. It checks the watched process four times a second.
 
-- It kills a run whose node, or whose call of a native library, has passed its deadline, or that should stop,
-  while C code holds the interpreter's lock: such a run cannot end itself.
-- It reports a process that has vanished, on the terminal and in status.json.
-- When the process ends in any way, it ends all processes that the run has started, and removes the run's
-  private folders.
+- It kills a run that cannot end itself because C code holds the interpreter's lock. It does so if a node or a
+  call of a native library has passed its deadline, or if the run was asked to stop.
+- If the process has vanished, it reports this on the terminal and in status.json.
+- When the process ends, in whatever way, it ends all processes that the run has started, and removes the
+  run's private folders.
 
-It runs as a file and uses only the standard library (so not psutil), and so starts in milliseconds.
-``beside.py`` starts it and sends it messages. Time in which the process is stopped (SIGSTOP, ctrl-Z), or the
+``beside.py`` starts this file and sends it messages. The file uses only the standard library, so that it
+starts within milliseconds. Time in which the watched process is stopped (SIGSTOP, ctrl-Z), or in which the
 watchdog cannot run, does not count.
 """
 
@@ -51,7 +51,7 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """The run of the watched process."""
+    """The run in the watched process."""
 
     folder: str  # the run's folder, as the user wrote it
     path: str  # the absolute path of the folder
@@ -60,7 +60,7 @@ class WatchedRun:
 
 @dataclass(frozen=True)
 class NativeCall:
-    """A call of a native library in a run that has not begun yet. The call may hang."""
+    """A call of a native library that may hang, made before a run has begun."""
 
     name: str  # name of the library in messages
     seconds: float  # its deadline
@@ -69,7 +69,7 @@ class NativeCall:
 
 @dataclass
 class WatchdogProcess:
-    """Watches one process: reads its messages and signals, decides when to end it, ends it and cleans up."""
+    """Watches one process: reads its messages and signals, and kills it and cleans up if necessary."""
 
     pid: int  # the watched process
     started: str  # start time of the watched process, as returned by `process_tag.started`
@@ -97,7 +97,7 @@ class WatchdogProcess:
     # --------------------------------------------------------------------------------------------------------
 
     def receive(self, message: dict[str, Any]) -> None:
-        """Process a message from the watched process.
+        """Handle a message from the watched process.
 
         A message reports the start of a run, a call of a native library, a private folder, a forked child, or
         the end of the process.
@@ -114,10 +114,10 @@ class WatchdogProcess:
         self.ended |= "end" in message
 
     def receive_signals(self, numbers: bytes) -> None:
-        """Process the numbers of signals that the watched process has received.
+        """Handle the numbers of signals that the watched process has received.
 
-        Only the first request to stop and a later second ctrl-C count. Two ctrl-C at the same time are one
-        ctrl-C that arrived in two ways.
+        Only the first request to stop and a later ctrl-C count. If two ctrl-C arrive at the same time, they
+        count as one, because one ctrl-C can arrive in two ways.
         """
         for number in numbers:
             again = number == signal.SIGINT and self.stop_requests and self.stop_requests[-1] > 2 * TICK
@@ -128,9 +128,9 @@ class WatchdogProcess:
     # --------------------------------------------------------------------------------------------------------
 
     def check(self, state: str, elapsed: float) -> tuple[int, str] | None:
-        """Check the process. If the run must be ended, returns (exit code, reason), else None.
+        """Check the watched process. Return (exit code, reason) if the run must be ended, otherwise None.
 
-        ``state``: the process's state as reported by the kernel. ``elapsed``: seconds since the last check.
+        ``state``: the kernel's state of the process. ``elapsed``: seconds since the last check.
         """
         elapsed = 0.0 if state in "Tt" else min(elapsed, 2 * TICK)
         beats = self.heartbeat_page.beats
@@ -179,8 +179,7 @@ class WatchdogProcess:
     # --------------------------------------------------------------------------------------------------------
 
     def stop(self, code: int, why: str) -> None:
-        """Kill the process, which cannot end itself, and all processes of the run. Report the reason
-        ``why``."""
+        """Kill the watched process and all processes of the run, and report the reason ``why``."""
         frames = self._stacks()
         self._signal(signal.SIGCONT)
         self._signal(signal.SIGKILL)
@@ -191,9 +190,9 @@ class WatchdogProcess:
         self._report("failed" if code == FAILED else "interrupted", "\n".join(filter(None, [why, frames])))
 
     def vanished(self, status: process_tag.Stat | None) -> None:
-        """Clean up and report after a process that was killed or has called ``os._exit``.
+        """Clean up after a process that was killed or called ``os._exit``, and report its end.
 
-        ``status``: the process as the kernel describes it; None if it does not exist any more.
+        ``status``: the kernel's description of the process; None if the process no longer exists.
         """
         self.clear()
         self.entries = self.heartbeat_page.entries()
@@ -212,7 +211,7 @@ class WatchdogProcess:
     def clear(self) -> list[int]:
         """End the processes that the run has started, and remove its private folders.
 
-        Returns the pids of processes that could not be ended.
+        Returns the pids of the processes that could not be ended.
         """
         left = self._end_all()
         # A child that was forked while its parent vanished may not have sent its message yet.
@@ -261,7 +260,7 @@ class WatchdogProcess:
         say(f"{why}\n{advice}")
 
     def _advice(self) -> str:
-        """Return a text on the run's last checkpoint and on how to continue."""
+        """Return a text that names the run's last checkpoint and the command to continue."""
         assert self.run is not None
         checkpoints = []
         with contextlib.suppress(OSError):
@@ -276,9 +275,9 @@ class WatchdogProcess:
         return f"saved as {newest[0]}; continue with: rlflow resume {self.run.folder}"
 
     def _status(self) -> dict[str, Any]:
-        """Return the content of status.json if it belongs to this process and says that the run is running.
+        """Return the content of status.json if it describes this process and a running run.
 
-        Otherwise returns an empty dictionary.
+        Otherwise the result is an empty dictionary.
         """
         assert self.run is not None
         try:
@@ -327,10 +326,9 @@ def _signal_name(number: int) -> str:
 
 
 def say(text: str) -> None:
-    """Write to the run's terminal. Also show the terminal's cursor again, since a live view may have hidden
-    it.
+    """Write a text to the run's terminal, and show the cursor, which a live view may have hidden.
 
-    A closed terminal is ignored.
+    Errors are ignored, because the terminal may be closed.
     """
     with contextlib.suppress(OSError):
         cursor = "\x1b[?25h\n" if os.isatty(2) else ""
@@ -342,10 +340,10 @@ def say(text: str) -> None:
 
 
 def watch(watchdog_process: WatchdogProcess, commands: int, signals: int) -> int | None:
-    """Watch until the run is over or its process has ended.
+    """Watch a process until it reports its end or ends.
 
-    Returns the exit code for a run that the watchdog has ended, else None. ``commands``: descriptor from
-    which messages are read. ``signals``: descriptor from which signal numbers are read.
+    Returns the exit code if the watchdog has ended the run, otherwise None. ``commands``: file descriptor of
+    the process's messages. ``signals``: file descriptor of the numbers of its signals.
     """
     poll, last = select.poll(), time.monotonic()
     for file in (commands, signals):
@@ -377,16 +375,15 @@ def watch(watchdog_process: WatchdogProcess, commands: int, signals: int) -> int
 
 
 class Messages:
-    """Messages to a watchdog: lines of JSON that are read from a pipe."""
+    """Messages to the watchdog: lines of JSON from a pipe."""
 
     def __init__(self, watchdog_process: WatchdogProcess, file: int, poll: select.poll) -> None:
         self.watchdog_process, self.file, self.poll, self.torn = watchdog_process, file, poll, b""
 
     def listen(self) -> bool:
-        """Process the waiting messages.
+        """Handle all messages that wait in the pipe.
 
-        Returns whether the pipe's other end is still open, in the watched process or in a child that this
-        process has forked.
+        Returns whether the watched process, or a child that it has forked, still has the pipe open.
         """
         while data := _read(self.file, self.poll):
             *lines, self.torn = (self.torn + data).split(b"\n")
@@ -399,7 +396,7 @@ class Messages:
 def _read(file: int, poll: select.poll) -> bytes | None:
     """Return the bytes that can be read now; None if there are none yet.
 
-    A pipe whose other end is closed gives empty bytes, and is removed from ``poll``.
+    If the other end of the pipe is closed, the result is empty bytes, and the pipe is removed from ``poll``.
     """
     try:
         data = os.read(file, 1 << 16)
@@ -412,11 +409,11 @@ def _read(file: int, poll: select.poll) -> bytes | None:
 
 
 def main() -> None:
-    """Run the watchdog.
+    """Run the watchdog process.
 
-    Arguments: pid and start time of the watched process, its name in the process tag, and the descriptors of
-    the heartbeat page, of messages, of signals, and of the launcher's pipe (-1 for none). The watchdog closes
-    its standard output at the end.
+    The arguments are the pid and start time of the watched process, the process's name in the process tag,
+    and the file descriptors of the heartbeat page, of messages, of signals, and of the launcher's pipe (-1:
+    none). The watchdog closes its standard output at the end.
     """
     if os.fork():  # fork, because a child of the run could be ended together with the run's other children
         os._exit(0)
