@@ -1,6 +1,5 @@
-"""Services of a run: processes next to the run, such as a retriever or a judge, which its rewards and
-environments call over HTTP.
+"""Services of a run: processes such as a retriever or a judge, which rewards and environments call over HTTP.
 
-Here: starting, watching, restarting and ending services. Not here: the servers themselves
-(`rlflow.services.serving` has common ones), and their clients.
+This package starts, supervises, restarts and ends services. Common servers are in `rlflow.services.serving`.
+The clients of servers are in `rlflow.processes.clients`.
 """

@@ -1,5 +1,4 @@
-"""Divide the GPUs of this machine between a run and its services: each service gets its own GPUs, and the run
-gets the rest."""
+"""Division of this machine's GPUs: each service gets its own GPUs, and the run gets the remaining ones."""
 
 from __future__ import annotations
 
@@ -13,8 +12,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible(count: int) -> list[str]:
-    """Return the names of the GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, or without that
-    variable all ``count`` GPUs of the machine."""
+    """Return the names of the GPUs that this process may use.
+
+    These are the GPUs in CUDA_VISIBLE_DEVICES. Without this variable, they are all ``count`` GPUs of the
+    machine.
+    """
     named = os.environ.get(VISIBLE)
     return (
         [name.strip() for name in named.split(",") if name.strip()]
@@ -26,9 +28,11 @@ def visible(count: int) -> list[str]:
 def share(
     services: Iterable[Service], there: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """Return (service name → its GPUs, the remaining GPUs for the run). ``there``: all available GPUs.
-    Services get GPUs from the end of the list, since a run uses the first ones. Raises PlanError if there are
-    too few."""
+    """Return service name → GPUs of the service, and the remaining GPUs for the run.
+
+    ``there``: all GPUs that can be used. Services get GPUs from the end of this list, because a run uses the
+    first ones. Raises PlanError if there are too few GPUs.
+    """
     left, shares = tuple(there), dict[str, tuple[str, ...]]()
     for each in services:
         if each.gpus > len(left):

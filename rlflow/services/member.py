@@ -1,5 +1,4 @@
-"""A supervised process of a service. A thread checks whether the process is alive and answers, and otherwise
-restarts it."""
+"""Supervision of a service's process: a thread checks that it is alive and answers, or restarts it."""
 
 from __future__ import annotations
 
@@ -24,8 +23,10 @@ Note = Callable[[str], object]
 
 
 class Member:
-    """Starts a process, waits until it is healthy and keeps it running. ``changed`` is called when the
-    process's state changes, from several threads."""
+    """The process of a service: starts it, waits until it is healthy, and keeps it running.
+
+    ``changed``: a function that is called, from several threads, when the state of the process changes.
+    """
 
     def __init__(
         self, recipe: Recipe, log: Path, run: str, note: Note, changed: Callable[[], object]
@@ -46,8 +47,7 @@ class Member:
                 self.starts += 1
 
     def wait_until_serving(self) -> str:
-        """Wait until the process serves. Returns an empty text if it does, else the reason why it does
-        not."""
+        """Wait until the process serves. Return an empty text, or the reason why it does not serve."""
         process = self.process
         assert process is not None
         limit, why = process.began + self.recipe.wait, ""
@@ -62,13 +62,15 @@ class Member:
                 return f"{why}, {self.recipe.wait:g} s after its start"
 
     def keep(self) -> None:
-        """Supervise the process from now on in a thread. Call this once the process serves."""
+        """Start a thread that supervises the process. Call this once the process serves."""
         self._is("serving")
         self._thread.start()
 
     def move_log(self, folder: Path) -> None:
-        """Move the log file into a folder on the same file system. The process keeps writing to the file.
-        Raises OSError."""
+        """Move the process's log into ``folder``, which must be on the same file system.
+
+        The process continues to write to the log. Raises OSError.
+        """
         with self._lock:
             endings = itertools.chain([""], (f".{again}" for again in itertools.count(2)))
             places = (folder / f"{self.recipe.name}{last}.log" for last in endings)
@@ -78,14 +80,14 @@ class Member:
             self.log = place
 
     def ask_to_end(self) -> None:
-        """Ask the process to end, and do not restart it."""
+        """Ask the process to end. It is not restarted after this."""
         self._closing.set()
         with self._lock:
             if self.process is not None:
                 self.process.ask_to_end()
 
     def end(self, seconds: float) -> None:
-        """Let the process end by itself within ``seconds``; kill it if it does not."""
+        """Wait up to ``seconds`` for the process to end, then kill it."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(seconds + PROBE)
@@ -126,8 +128,10 @@ class Member:
             )
 
     def _wait_for_failure(self) -> str:
-        """Wait until the process ends, or kill it if it is silent and idle for too long. Returns what
-        happened; empty if the service was closed."""
+        """Wait until the process ends. If it neither answers nor computes for too long, kill it.
+
+        Returns a text that says what happened; empty if the service was closed.
+        """
         process = self.process
         assert process is not None
         silence = Silence(self.recipe.wait, process.worked)
@@ -145,20 +149,27 @@ class Member:
 
 
 class Silence:
-    """Measures for how long a process has neither answered nor computed. Does not count time in which this
-    process itself could not check."""
+    """Measures for how long a process has neither answered nor computed.
+
+    Time in which this process itself could not check does not count.
+    """
 
     def __init__(
         self, most: float, worked: Callable[[], float], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``most``: allowed seconds; ``worked``: returns the processor seconds used so far; ``clock``:
-        returns seconds."""
+        """Start to measure.
+
+        ``most``: how many seconds of silence are allowed. ``worked``: a function that returns the processor
+        seconds that the process has used so far. ``clock``: a function that returns the time in seconds.
+        """
         self._most, self._worked, self._clock = most, worked, clock
         self._idle, self._looked, self._used = 0.0, clock(), worked()
 
     def lasts(self, silent: bool) -> bool:
-        """Record whether the process was ``silent`` at a health check. Returns whether the silence has lasted
-        too long."""
+        """Record the result of a health check, and return whether the silence has lasted too long.
+
+        ``silent``: whether the process did not answer the check.
+        """
         now, used = self._clock(), self._worked()
         elapsed = min(now - self._looked, 3 * PROBE)
         busy = used - self._used > IDLE * elapsed

@@ -1,5 +1,8 @@
-"""The health check of a service. A service serves if its health path answers with status 200, or, if it has
-no health path, if it accepts a connection."""
+"""The health check of a service.
+
+A service serves if its health path returns status 200. If it has no health path, it serves if it accepts a
+connection.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ from rlflow.processes.clients.http import HttpClient
 
 
 def unhealthy(url: str, path: str, seconds: float) -> str:
-    """Return why a service does not serve now; empty if it serves. ``url``: the service's URL; ``path``: its
-    health path, or an empty text; ``seconds``: time limit for the answer."""
+    """Return why a service does not serve now; empty if it serves.
+
+    ``url``: the service's URL. ``path``: its health path, or an empty text. ``seconds``: time limit for the
+    check.
+    """
     try:
         if not path:
             parts = urlsplit(url)

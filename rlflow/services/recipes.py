@@ -1,4 +1,4 @@
-"""The recipe of a service's process: its command, address and environment."""
+"""Recipe of a service's process: its command, address and environment variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Recipe:
-    """The command, address and environment from which the process of a service is started."""
+    """What is needed to start the process of a service: its command, address and environment variables."""
 
     name: str  # name of the service
     command: Sequence[str]
@@ -34,8 +34,11 @@ def recipe(
     gpus: Sequence[str],
     variables: Mapping[str, str],
 ) -> Recipe:
-    """Return the recipe for a service. ``urls``: service name → URL, for all services; ``gpus``: GPUs of the
-    process; ``variables``: environment variables with the URLs of all services."""
+    """Return the recipe for the process of a service.
+
+    ``urls``: name → URL of every service. ``gpus``: the GPUs of the process. ``variables``: environment
+    variables with the URLs of all services.
+    """
     own = {VISIBLE: ",".join(gpus), PORT: str(place.port)}
     threads = dict.fromkeys(THREADS, str(service.cpus)) if service.cpus else {}
     return Recipe(

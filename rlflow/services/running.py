@@ -28,7 +28,10 @@ Gpus = Mapping[str, Sequence[str]]  # service → its GPUs
 
 
 class Services:
-    """Starts services, waits until they serve, keeps them running, and ends the processes that it started."""
+    """The services of a run: starts them, waits until they serve, keeps them running, and ends them.
+
+    Services that the run does not start are only waited for.
+    """
 
     def __init__(
         self,
@@ -39,9 +42,13 @@ class Services:
         run: str,
         note: Note = lambda text: None,
     ) -> None:
-        """``places``: service name → its address. ``logs``: the folder for the output of services; it is
-        created here, and removed at the end unless ``settle`` has moved its content. ``run``: the run's name
-        in the tag of its processes."""
+        """Prepare the services of a run, without starting them.
+
+        ``places``: service name → address. ``gpus``: service name → GPUs. ``logs``: the folder for the output
+        of services. ``start`` creates this folder, and ``close`` removes it; ``settle`` moves its content
+        into the run's folder. ``run``: the run's name in the process tag. ``note``: a function that gets
+        messages for the user.
+        """
         self.services, self._places, self._logs, self._note = tuple(services), places, logs, note
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._folder: Path | None = None  # the run's folder, once it exists
@@ -68,13 +75,14 @@ class Services:
 
     @property
     def away(self) -> float:
-        """Return the most seconds for which services may be unavailable: the time of all restarts of all
-        processes."""
+        """Return for how many seconds services can be unavailable at most: the time of all restarts."""
         return sum(pause + member.recipe.wait for member in self.members for pause in PAUSES)
 
     def start(self) -> None:
-        """Start all processes, and set the environment variables in which rewards and environments find their
-        URLs. If a command cannot be started, ends all processes and raises PlanError."""
+        """Start the processes of all services, and set the environment variables with their URLs.
+
+        If a command cannot be started, all processes are ended and PlanError is raised.
+        """
         os.environ.update(self._variables)
         try:
             if self.members:
@@ -86,15 +94,16 @@ class Services:
             raise
 
     def ready(self) -> None:
-        """Wait until all services serve, and supervise them from then on. Raises one PlanError with all
-        services that do not serve within their ``wait``."""
+        """Wait until all services serve, then start to supervise them.
+
+        Raises one PlanError for all services that do not serve within their ``wait``.
+        """
         PlanError.refuse([*filter(None, map(_unready, self.members)), *_external_problems(self.services)])
         for member in self.members:
             member.keep()
 
     def settle(self, folder: Path) -> None:
-        """Move the output of the services into the run's folder, and record their state in that folder from
-        now on."""
+        """Move the output of services into the run's folder, and from now on record their state there."""
         own = folder / served.FOLDER
         try:
             for member in self.members:
@@ -106,8 +115,11 @@ class Services:
         self._show()
 
     def close(self, ended_well: bool = False) -> None:
-        """End all started processes. If the run ``ended_well``, each process continues for its ``delay``
-        first."""
+        """End all processes that were started.
+
+        ``ended_well``: whether the run was successful. In this case, each process first continues for its
+        ``delay``.
+        """
         waited = 0.0
         try:
             for delay in sorted({member.recipe.delay for member in self.members}) if ended_well else ():
@@ -131,7 +143,7 @@ class Services:
             shutil.rmtree(self._logs, ignore_errors=True)
 
     def _changed(self) -> None:
-        """Update the file that tells clients of unavailable services, and services.json."""
+        """Update the file that tells clients about unavailable services, and services.json."""
         # without this file, a request does not wait beyond its own deadline
         with self._lock, contextlib.suppress(OSError):
             self._outages.last_until(
@@ -140,7 +152,7 @@ class Services:
         self._show()
 
     def _show(self) -> None:
-        """Write services.json into the run's folder. If the disk is full, the services continue."""
+        """Write services.json into the run's folder. If the file cannot be written, the services continue."""
         with self._lock:
             if self._folder is None or not self.services:
                 return
@@ -186,7 +198,7 @@ def _start(member: Member) -> None:
 
 
 def _unready(member: Member) -> Problem | None:
-    """Return the problem of a service that the run has started and that does not serve; None if it serves."""
+    """Wait for a service that the run has started. Return a problem if it does not serve, otherwise None."""
     why = member.wait_until_serving()
     if not why:
         return None
@@ -205,13 +217,12 @@ def _unready(member: Member) -> Problem | None:
 
 
 def _sign(url: str, health: str) -> str:
-    """Return a text on how rlflow recognises that a service serves."""
+    """Return a text that says by what answer rlflow knows that a service serves."""
     return f"status 200 from {url}{health}" if health else f"a connection at {url}"
 
 
 def _external_problems(services: Iterable[Service]) -> Iterator[Problem]:
-    """Wait for each service that the run does not start. Yields a problem for each of them that does not
-    serve."""
+    """Wait for the services that the run does not start. Yield a problem for each that does not serve."""
     for each in services:
         if each.external and (why := _wait_for_external(each)):
             yield Problem(
@@ -224,8 +235,7 @@ def _external_problems(services: Iterable[Service]) -> Iterator[Problem]:
 
 
 def _wait_for_external(service: Service) -> str:
-    """Wait until a service serves. Returns an empty text, or the reason if it does not serve within its
-    ``wait``."""
+    """Wait until a service serves. Return an empty text, or why it does not serve within its ``wait``."""
     limit, turn = time.monotonic() + service.wait, threading.Event()
     while why := unhealthy(service.run.rstrip("/"), service.health, PROBE):
         if time.monotonic() > limit:
@@ -235,7 +245,7 @@ def _wait_for_external(service: Service) -> str:
 
 
 def _end(members: Iterable[Member]) -> None:
-    """Ask all processes to end at the same time, then kill those that do not end."""
+    """Ask all processes to end, then kill those that do not end in time."""
     there = [member for member in members if not member.over]
     for member in there:
         member.ask_to_end()

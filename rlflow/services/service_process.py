@@ -1,5 +1,8 @@
-"""One process of a service. It runs in its own session with a process tag, writes its output into a file, and
-is ended with all its child processes."""
+"""One process of a service.
+
+It runs in its own session and has a process tag. Its output is written into a file. When it is ended, all its
+child processes are ended too.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,11 @@ class ServiceProcess:
     """A running process of a service."""
 
     def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str], run: str) -> None:
-        """Start the process. ``log``: the file for its output; ``variables``: environment variables in
-        addition to this process's; ``run``: the run's name in the process tag. Raises OSError if the command
-        cannot be started."""
+        """Start the process.
+
+        ``log``: the file for its output. ``variables``: environment variables in addition to this process's.
+        ``run``: the run's name in the process tag. Raises OSError if the command cannot be started.
+        """
         mark = secrets.token_hex(8)
         self.began = time.monotonic()
         with contextlib.ExitStack() as opened:
@@ -60,12 +65,14 @@ class ServiceProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The pid of the process."""
         return self.child.pid
 
     def ended_within(self, seconds: float) -> int | None:
-        """Return the exit code if the process ends within ``seconds``, else None. After a signal, the code is
-        the negative number of the signal."""
+        """Wait up to ``seconds`` for the process to end. Return its exit code; None if it still runs.
+
+        If a signal ended the process, the code is the negative number of the signal.
+        """
         try:
             code = self.child.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -74,19 +81,17 @@ class ServiceProcess:
         return code
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM to the process and its group. A stopped process is continued so that it receives the
-        signal."""
+        """Send SIGTERM to the process and its group. If the process is stopped, continue it first."""
         self.child.signal_group(signal.SIGTERM)
         self.child.signal_group(signal.SIGCONT)
 
     def end(self, seconds: float = 0.0) -> None:
-        """Wait up to ``seconds`` for the process to end, then kill it and all its child processes."""
+        """Wait up to ``seconds`` for the process to end. Then kill it, and all its child processes."""
         self.ended_within(seconds)
         self.child.end()
 
     def worked(self) -> float:
-        """Return the processor seconds that the process and its children have used; 0 if the process has
-        ended."""
+        """Return the processor seconds that the process and its children have used; 0 if it has ended."""
         total = 0.0
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.pid)
@@ -98,8 +103,10 @@ class ServiceProcess:
 
 
 def _keep(output: IO[bytes], file: IO[bytes]) -> None:
-    """Write the output of a process into a file until the output is closed, line by line and with secrets
-    masked. If the disk is full, lines are lost, but the service continues."""
+    """Copy a process's output into a file, line by line and with secrets masked, until the output is closed.
+
+    If the disk is full, lines are lost, but the service continues.
+    """
     mask = MaskedLines()
 
     def add(line: bytes) -> None:
@@ -115,8 +122,11 @@ def _keep(output: IO[bytes], file: IO[bytes]) -> None:
 
 
 def environment(variables: Mapping[str, str], run: str, mark: str) -> dict[str, str]:
-    """Return the environment of a service: this process's environment, with the `python` and `rlflow` of this
-    process first in PATH."""
+    """Return the environment variables for a service.
+
+    They are this process's variables, with the folder of this `python` and `rlflow` first in PATH.
+    ``variables``: further variables. ``run``, ``mark``: names for the process tag.
+    """
     names = os.environ.get(process_tag.MARK, "").split("/")
     marks = [name for name in (*names, *(() if run in names else (run,)), mark) if name]
     path = os.pathsep.join(
@@ -132,7 +142,10 @@ def environment(variables: Mapping[str, str], run: str, mark: str) -> dict[str, 
 
 
 def ending(code: int) -> str:
-    """Return a text on how a process ended. ``code``: its exit code, or the negative number of a signal."""
+    """Return a text that says how a process ended.
+
+    ``code``: its exit code, or the negative number of the signal that ended it.
+    """
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -142,8 +155,7 @@ def ending(code: int) -> str:
 
 
 def last_lines(log: Path) -> str:
-    """Return the last lines of a service's output, with control characters escaped; empty if there are
-    none."""
+    """Return the last lines of a service's log, with control characters escaped; empty if there are none."""
     try:
         with open(log, "rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,5 +1,5 @@
-"""Servers of `rlflow serve`: a retriever, a reward and a code runner over HTTP, in the request formats of
-other projects' clients.
+"""Servers of `rlflow serve`: a retriever, a reward and a code runner over HTTP.
 
-Not here: starting and ending servers for a run (`rlflow.services`), and the servers' clients.
+They answer requests in the formats of other projects' clients. `rlflow.services` starts and ends them for a
+run.
 """

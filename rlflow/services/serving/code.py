@@ -1,10 +1,10 @@
-"""`rlflow serve code`: runs untrusted Python code, in the request format of SandboxFusion.
+"""`rlflow serve code`: runs untrusted Python code, with requests in the format of SandboxFusion.
 
 ``POST /run_code`` with ``{"code": …, "language": "python", "stdin": …, "run_timeout": …, "memory_limit_MB":
-…, "files": {name: base64}}`` gives ``{"status": "Success" | "Failed" | "SandboxError", "message": …,
+…, "files": {name: base64}}`` returns ``{"status": "Success" | "Failed" | "SandboxError", "message": …,
 "run_result": {"status", "return_code", "stdout", "stderr", "execution_time"}, …}``. Each request runs in its
-own process in a sandbox. The sandbox has no network, starts no programs, sees no other process and writes no
-files. It reads only the files of the request, the interpreter and the installed packages.
+own process in a sandbox. This process has no network, starts no programs, sees no other process and writes no
+files. It can read only the request's files, the interpreter and the installed packages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PREFIX = "rlflow-code-"  # prefix of the names of servers' temporary folders
 
 
 class Code(BaseModel):
-    """A request."""
+    """A request to /run_code."""
 
     code: str
     language: str = "python"
@@ -51,8 +51,10 @@ class Code(BaseModel):
 
 
 def runner(parallel: int, unsafe: bool = False) -> Any:
-    """Return the application that runs code, in at most ``parallel`` processes at the same time. Raises
-    PlanError if this machine does not support a part of the sandbox, unless ``unsafe``."""
+    """Return the application that runs code, in at most ``parallel`` processes at the same time.
+
+    Raises PlanError if this machine does not support a part of the sandbox, unless ``unsafe`` is true.
+    """
     lacks = probe.missing("code")
     if lacks and not unsafe:
         raise PlanError.of(
@@ -82,8 +84,11 @@ def runner(parallel: int, unsafe: bool = False) -> Any:
 
 
 class Folder:
-    """A server's folder, in which each request has its own folder. The folder is locked while the server
-    runs. If a server was killed, the next server therefore finds the folder unlocked and removes it."""
+    """A server's temporary folder, which contains a folder for each request.
+
+    The folder is locked while the server runs. If the server was killed, the next server finds the folder
+    unlocked and removes it.
+    """
 
     def __init__(self) -> None:
         for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
@@ -95,13 +100,13 @@ class Folder:
         os.rename(made, self.path)
 
     def remove(self) -> None:
-        """Remove the folder when the server ends."""
+        """Remove the folder. Call this when the server ends."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def _remove_left(path: Path) -> None:
-    """Remove a folder of this user if the server that made it has ended."""
+    """Remove the folder of a server that has ended, if it belongs to this user."""
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -113,8 +118,10 @@ def _remove_left(path: Path) -> None:
 
 
 def run_request(request: Code, where: str | None = None) -> dict[str, Any]:
-    """Run the code of a request, and return the answer in SandboxFusion's format. ``where``: the folder in
-    which the request's own folder is created; None: the system's temporary folder."""
+    """Run the code in a request, and return the answer in SandboxFusion's format.
+
+    ``where``: the folder in which the request's own folder is created; None: the system's temporary folder.
+    """
     refused = unsupported(request)
     if refused:
         return _answer("SandboxError", refused, None)
@@ -129,7 +136,7 @@ def run_request(request: Code, where: str | None = None) -> dict[str, Any]:
 
 
 def unsupported(request: Code) -> str:
-    """Return why a request is not supported; empty if it is."""
+    """Return why a request is not supported; an empty text if it is supported."""
     if request.language not in LANGUAGES:
         return f"language: found {request.language!a}, expected one of {listed(LANGUAGES)}"
     for name, text in (("code", request.code), ("stdin", request.stdin or "")):
@@ -152,8 +159,11 @@ def _answer(status: str, message: str, result: Mapping[str, Any] | None) -> dict
 
 
 def _place(files: Mapping[str, str | None], folder: Path) -> None:
-    """Write the files of a request into ``folder``. Raises ValueError and OSError for names outside the
-    folder, and for contents that are not base64."""
+    """Write the files of a request into ``folder``.
+
+    ``files``: name → base64 content. Raises ValueError or OSError if a name leads outside the folder, or if a
+    content is not base64.
+    """
     for name, content in files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
@@ -166,7 +176,7 @@ def _place(files: Mapping[str, str | None], folder: Path) -> None:
 
 
 def _run(request: Code, folder: str) -> dict[str, Any]:
-    """Run code in a separate process, which is killed at its deadline, and return the answer."""
+    """Run the code in a separate process, and return the answer. The process is killed at its deadline."""
     memory = min(request.memory_limit_MB, MOST_MEGABYTES) if request.memory_limit_MB > 0 else MEGABYTES
     seconds = min(request.run_timeout if request.run_timeout > 0 else SECONDS, LONGEST)
     done = sandboxed.ended(request.code, folder, memory, seconds, request.stdin or "")

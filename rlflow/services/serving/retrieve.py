@@ -1,10 +1,9 @@
-"""`rlflow serve retrieve CORPUS`: searches passages, in the request format of verl's and SkyRL-gym's search
-clients.
+"""`rlflow serve retrieve CORPUS`: searches passages, with requests in the format of verl and SkyRL-gym.
 
 ``POST /retrieve`` takes ``{"queries": […]}``, or ``{"query": "…"}`` for one query, and optionally ``topk``
-and ``return_scores``. It answers ``{"result": [[…], …]}``: a list of documents for each query, the best
+and ``return_scores``. It returns ``{"result": [[…], …]}``: a list of documents for each query, the best
 first. A document is ``{"id": …, "contents": "…", "text": "…"}``; in ``contents``, the title is on the first
-line. With ``return_scores``, a document is returned as ``{"document": …, "score": …}``.
+line. With ``return_scores``, each document is returned as ``{"document": …, "score": …}``.
 
 Passages are ranked by BM25, or with faiss by the embeddings of a local encoder.
 """
@@ -30,12 +29,17 @@ READ_TOKENS = 256  # tokens after which a text is truncated
 
 
 class Vectors:
-    """Ranks texts by embeddings. An embedding is the mean of a model's last hidden states over a text's
-    tokens, scaled to length 1. The score is the inner product of two embeddings."""
+    """An index that ranks texts by embeddings.
+
+    The embedding of a text is the mean of a model's last hidden states over the text's tokens, scaled to
+    length 1. The score of a text is the inner product of its embedding and the query's.
+    """
 
     def __init__(self, texts: Sequence[str], folder: Path) -> None:
-        """Encode ``texts``. ``folder``: a Hugging Face folder of a model with a tokenizer. Raises PlanError
-        if it cannot be used."""
+        """Encode ``texts`` with the model in ``folder``, a Hugging Face folder with a tokenizer.
+
+        Raises PlanError if the model cannot be used.
+        """
         self._faiss = require("faiss", "vectors")
         from transformers import AutoModel
 
@@ -54,14 +58,14 @@ class Vectors:
         self._count = len(texts)
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """Return (number of a passage, score) for the ``count`` best passages, the best first."""
+        """Return (number of a passage, score) for the ``count`` best passages, best first."""
         with self._turn:
             scores, places = self._index.search(self._encoded([query]).numpy(), min(count, self._count))
         return [(int(place), float(score)) for place, score in zip(places[0], scores[0], strict=True)]
 
     @torch.inference_mode()
     def _encoded(self, texts: Sequence[str]) -> torch.Tensor:
-        """Return the embeddings of texts: float32 [texts, width], each row of length 1."""
+        """Return the embeddings of texts, float32 [texts, width]. Each row has length 1."""
         tokens = self._tokenizer(
             list(texts), padding=True, truncation=True, max_length=READ_TOKENS, return_tensors="pt"
         )
@@ -79,10 +83,10 @@ LONGEST = 1 << 18
 
 
 class Index(Protocol):
-    """The interface of an index that ranks passages."""
+    """An index that ranks passages for a query."""
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """Return (number of a passage, score) for the ``count`` best passages, the best first."""
+        """Return (number of a passage, score) for the ``count`` best passages, best first."""
 
 
 class Query(BaseModel):
@@ -101,13 +105,17 @@ class Query(BaseModel):
 
     @property
     def all(self) -> list[str]:
-        """All queries of the request."""
+        """The list of all queries in the request."""
         return [*self.queries, *([self.query] if self.query is not None else [])]
 
 
 def retriever(corpus: Path, encoder: Path | None, topk: int) -> Any:
-    """Return the application that searches a corpus, by BM25 or by the embeddings of a local ``encoder``.
-    ``topk``: passages per query if a request does not give a number. Raises PlanError."""
+    """Return the application that searches a corpus.
+
+    ``encoder``: the folder of a local model, whose embeddings rank the passages; None: BM25. ``topk``: number
+    of passages per query, if a request gives no number. Raises PlanError if the corpus or the encoder cannot
+    be used.
+    """
     passages = Passages.of(corpus)
     index = _index(passages, encoder)
     app = application(

@@ -1,12 +1,12 @@
-"""`rlflow serve reward`: rewards over HTTP, in the request formats of OpenRLHF's remote reward models and of
-SkyPilot's reward server.
+"""`rlflow serve reward`: rewards over HTTP, in the request formats of OpenRLHF and SkyPilot.
 
-``POST /get_reward`` takes ``{"query": […], "prompts": […], "labels": […]}``; a query is a prompt followed by
-its completion. It answers ``{"rewards": […]}``: the weighted sum of all rewards for each row, or null for a
-row without a score. The answer also has ``missing``, the number of rows without a score by cause. `--reward
-URL` uses this format.
+``POST /get_reward`` is OpenRLHF's format for remote reward models, which `--reward URL` also uses. It takes
+``{"query": […], "prompts": […], "labels": […]}``; a query is a prompt followed by its completion. It returns
+``{"rewards": […]}`` with the weighted sum of all rewards for each row, or null for a row without a score. The
+answer also has ``missing``, the number of rows without a score by cause.
 
-``POST /batch_reward`` takes ``{"items": [{"prompt", "response", "ground_truth"}, …]}`` and answers
+``POST /batch_reward`` is the format of SkyPilot's reward server. It takes
+``{"items": [{"prompt", "response", "ground_truth"}, …]}`` and returns
 ``{"rewards": [{"reward", "correct"}, …], "accuracy"}``.
 """
 
@@ -44,8 +44,10 @@ class Question(BaseModel):
     labels: list[Any] = []
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the request, with the columns that rewards read. Raises ValueError if the lists
-        differ in length."""
+        """Return the rows of the request, with the columns that rewards can read.
+
+        Raises ValueError if the lists of the request differ in length.
+        """
         labels = self.labels or [None] * len(self.query)
         if not len(self.query) == len(self.prompts) == len(labels):
             counts = f"query {len(self.query)}, prompts {len(self.prompts)}, labels {len(labels)}"
@@ -57,7 +59,7 @@ class Question(BaseModel):
 
 
 class ScoredItem(BaseModel):
-    """A row in a request to /batch_reward."""
+    """One row in a request to /batch_reward."""
 
     response: str
     prompt: str = ""
@@ -71,29 +73,34 @@ class ScoredItems(BaseModel):
 
 
 def _row(prompt: str, completion: str, label: Any) -> dict[str, str]:
-    """Return a row's columns that rewards read."""
+    """Return a row as column name → value, with the columns that rewards can read."""
     text = "" if label is None else label if isinstance(label, str) else str(label)
     return {"prompt": prompt, "completion": completion, "answer": text, "label": text}
 
 
 class RowScorer(Protocol):
-    """The interface of a reward that scores rows."""
+    """A reward that scores rows."""
 
     weight: float
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
-        """Return the score of each row, and the number of rows without a score by cause. A missing score is
-        NaN."""
+        """Return the score of each row, and cause → number of rows without a score.
+
+        A missing score is NaN.
+        """
 
 
 class ServedRewards:
-    """The rewards of a server. ``close`` ends their processes."""
+    """All rewards of a server. ``close`` ends their processes."""
 
     def __init__(
         self, specs: Sequence[RewardSpec], pool: RewardPool, timeout: float, device: str = "cpu"
     ) -> None:
-        """Load the rewards. ``timeout``: seconds for a row. Raises PlanError for a reward that reads a column
-        that requests do not have."""
+        """Load the rewards.
+
+        ``timeout``: time limit in seconds for each row. Raises PlanError if a reward reads a column that
+        requests do not have.
+        """
         texts = bind([spec for spec in specs if spec.judges_text], pool, DataShape({}, MATCH), timeout)
         for reward in texts:
             _check(reward)
@@ -101,7 +108,7 @@ class ServedRewards:
         self.scorers: list[RowScorer] = [*map(_Text, texts), *models]
 
     def rewards(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the server's answer for rows."""
+        """Return the answer to a request with these rows."""
         total, missing = [0.0] * len(rows), Counter[str]()
         for scorer in self.scorers:
             scores, lacking = scorer.scores(rows)
@@ -114,13 +121,13 @@ class ServedRewards:
 
 
 class _Text:
-    """A reward that scores text in the processes of a pool."""
+    """A reward function, which scores text in the processes of a pool."""
 
     def __init__(self, reward: Reward) -> None:
         self.weight, self._reward = reward.weight, reward
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
-        """See ``RowScorer``."""
+        """Return the score of each row, and cause → number of rows without a score."""
         names = [name for name in (*self._reward.reads, *self._reward.optional) if name in GIVEN]
         values = [[row[name] for name in names] for row in rows]
         results = self._reward.judged(
@@ -130,8 +137,7 @@ class _Text:
 
 
 class _Model:
-    """A reward that is a model. The prompt and the completion are tokenized separately, so that no token
-    contains parts of both."""
+    """A reward model. It tokenizes the prompt and the completion separately, so that no token spans both."""
 
     def __init__(self, spec: RewardSpec, device: str) -> None:
         kind = side_class("local", "trainer")
@@ -139,7 +145,7 @@ class _Model:
         self._trainer = kind(ModelSpec(Path(spec.path), "scores", device=device), kind.Settings())
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
-        """See ``RowScorer``."""
+        """Return the score of each row, and cause → number of rows without a score."""
         prompts = self._encoder.prompts([row["prompt"] for row in rows])
         completions = [
             self._encoder.tokenizer(row["completion"], add_special_tokens=False)["input_ids"] for row in rows
@@ -176,7 +182,7 @@ def _check(reward: Reward) -> None:
 
 
 def reward_application(served: ServedRewards, names: Sequence[str]) -> Any:
-    """Return the application that scores rows. ``names``: the names of its rewards."""
+    """Return the application that scores rows. ``names``: the names of the rewards, for /health."""
     from fastapi import HTTPException
 
     app = application("reward", lambda: {"rewards": list(names)})

@@ -1,4 +1,4 @@
-"""The parts that all servers share: address, token, `/health`, and `/metrics` for Prometheus."""
+"""Parts that all servers share: address, token, `/health`, and `/metrics` for Prometheus."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def application(
     longest: int = LONGEST,
     end: Callable[[], object] = lambda: None,
 ) -> Any:
-    """Return a FastAPI application with `/health`, which returns the value of ``health``, and `/metrics`. If
-    the variable TOKEN is set, all paths except `/health` require the token as ``Authorization: Bearer``.
-    ``longest``: most bytes of a request's body. ``end`` is called when the server ends. Raises PlanError if a
-    package is missing."""
+    """Return a FastAPI application with `/health` and `/metrics`.
+
+    `/health` returns the result of ``health``. If the environment variable TOKEN is set, all paths except
+    `/health` require this token as ``Authorization: Bearer``. ``longest``: maximum bytes of a request's body.
+    ``end``: a function that is called when the server ends. Raises PlanError if a package is missing.
+    """
     fastapi, prometheus = require("fastapi", EXTRA), require("prometheus_client", EXTRA)
     responses, exceptions = require("fastapi.responses", EXTRA), require("fastapi.exceptions", EXTRA)
 
@@ -64,8 +66,10 @@ def application(
         return answer
 
     async def malformed(request: Any, error: Any) -> Any:
-        """Return a response that describes the error without the request's content. A text with a lone
-        surrogate could not be sent back."""
+        """Return a response that describes the error without quoting the request.
+
+        A quoted text could contain a lone surrogate, which cannot be sent.
+        """
         detail = [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]
         return fastapi.Response(json.dumps({"detail": detail}), 422, media_type="application/json")
 
@@ -91,8 +95,11 @@ def application(
 
 
 class _Bounded:
-    """Refuses request bodies of more than ``longest`` bytes. If a request gives its length, it is refused
-    before its body is read; otherwise, once too many bytes have arrived."""
+    """Refuses requests whose body has more than ``longest`` bytes.
+
+    If a request gives its length, it is refused before its body is read. Otherwise, it is refused once too
+    many bytes have arrived.
+    """
 
     def __init__(self, app: Any, longest: int, refusal: Any) -> None:
         self._app, self._longest, self._refusal = app, longest, refusal
@@ -120,7 +127,7 @@ class _Bounded:
 
 
 class _Paths:
-    """The paths of an application, including those that are added later."""
+    """The paths of an application. It also finds paths that are added later."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -130,13 +137,15 @@ class _Paths:
 
 
 def allowed(header: str, token: str) -> bool:
-    """Whether a request with the Authorization header ``header`` may be answered. If ``token`` is empty,
-    every request may."""
+    """Return whether a request may be answered. If ``token`` is empty, every request may be answered.
+
+    ``header``: the request's Authorization header.
+    """
     return not token or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
 
 
 def check_host(host: str) -> None:
-    """Raise PlanError if other machines can reach the address ``host`` and no token is required."""
+    """Raise PlanError if other machines can reach the address ``host`` but no token is set."""
     try:
         inside = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -157,8 +166,10 @@ def check_host(host: str) -> None:
 
 
 def chosen_port(port: int | None) -> int:
-    """Return the given port. Without one, return the port in the variable PORT, which services of a run
-    receive, or else 8000. Raises PlanError for an invalid PORT."""
+    """Return the port on which to listen: ``port``, else the environment variable PORT, else 8000.
+
+    A run sets PORT for its services. Raises PlanError if PORT is invalid.
+    """
     written = os.environ.get(PORT, "")
     if port is None and written and not (written.isdigit() and 0 < int(written) < 1 << 16):
         raise PlanError.of(
@@ -172,6 +183,6 @@ def chosen_port(port: int | None) -> int:
 
 
 def serve(app: Any, host: str, port: int) -> None:
-    """Serve an application at this address until a signal ends the process."""
+    """Serve an application at this address. Returns when a signal ends the server."""
     uvicorn = require("uvicorn", EXTRA)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2)
