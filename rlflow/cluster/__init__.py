@@ -1,8 +1,8 @@
-"""Run flows on pools of Ray workers, and classes of the user as jobs. No other package imports Ray.
+"""Run flows and jobs on pools of Ray workers. No other package imports Ray.
 
-This package holds jobs (`Job`), splits of rows over ranks, calls to workers, columns that stay on workers,
-weight transfers between pools, and health checks of workers. Each worker runs its calls with an engine of
-`rlflow.execution`. `rlflow.runs.recovery` decides when a run recovers.
+This package holds splits of rows over ranks, calls to workers, columns that stay on workers, weight transfers
+between pools, health checks of workers, and jobs (`Job`), whose roles are classes of the user. Each worker
+runs its calls with an engine of `rlflow.execution`. `rlflow.runs.recovery` decides when a run recovers.
 """
 
 from __future__ import annotations

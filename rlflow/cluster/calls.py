@@ -137,7 +137,7 @@ class Calls:
     ) -> Answer:
         """Run operation ``op`` on one rank with some rows of a batch, and return the rank's answer.
 
-        ``rows``: numbers of the rows. ``group``: name of the worker's thread group that runs the operation.
+        ``rows``: indices of the rows. ``group``: name of the worker's thread group that runs the operation.
         """
         return self._on(
             pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, call_options, group
@@ -175,7 +175,7 @@ class Calls:
     ) -> dict[int, Answer]:
         """Run operation ``op`` on a batch that is split over the ranks of a pool. Return rank → answer.
 
-        ``split``: for each rank, the numbers of its rows. Ranks without rows also run the operation if the
+        ``split``: for each rank, the indices of its rows. Ranks without rows also run the operation if the
         model's parallelism (``parallel``) needs them, but their answers are not returned. If no rank has
         rows, rank 0 runs the operation. Each rank keeps the rows that it gets from other ranks for later
         calls in the iteration.
@@ -341,7 +341,7 @@ class Calls:
     ) -> Any:
         """Start operation ``op`` on one rank, and return a reference to its answer.
 
-        ``routes`` and ``rows`` give the batch and the numbers of the rank's rows. With ``chunks``, the
+        ``routes`` and ``rows`` give the batch and the indices of the rank's rows. With ``chunks``, the
         operation answers several times; the result is then an iterator over references.
         """
         request = routes.to(rows, pool.at(rank))
@@ -441,7 +441,7 @@ class Calls:
     def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
         """Send a batch of the driver to the ranks of a pool. Return the batch with RemoteColumns.
 
-        ``split``: for each rank, the numbers of its rows.
+        ``split``: for each rank, the indices of its rows.
         """
         used = {rank: rows for rank, rows in enumerate(split) if len(rows)}
         shards = {
@@ -477,7 +477,7 @@ class Calls:
     ) -> Batch:
         """Return the results that ranks stored for a call, as a batch of RemoteColumns over ``axis``.
 
-        ``split``: for each rank, the numbers of its rows in ``axis``. Raises ValueError if a rank stored a
+        ``split``: for each rank, the indices of its rows in ``axis``. Raises ValueError if a rank stored a
         different number of rows.
         """
         ranks = sorted(answers)

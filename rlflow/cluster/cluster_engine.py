@@ -554,7 +554,7 @@ class ClusterEngine(Engine):
     def _home(self, batch: Batch, pool: Pool[Worker]) -> list[Tensor] | None:
         """Return how the largest column on ``pool`` is split over the pool's ranks.
 
-        The result has for each rank the numbers of its rows. It is None if no column is on the pool.
+        The result has for each rank the indices of its rows. It is None if no column is on the pool.
         """
         for data in sorted(batch.data.values(), key=lambda data: -data.nbytes):
             if (
@@ -580,7 +580,7 @@ class ClusterEngine(Engine):
         return first_ranks(split, parallel)
 
     def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], parallel: Parallel) -> list[Tensor]:
-        """Return for each rank the numbers of the rows that it gets under the stage's dispatch mode."""
+        """Return for each rank the indices of the rows that it gets under the stage's dispatch mode."""
         everything = torch.arange(len(batch))
         if stage.dispatch == ALL:
             return [everything] * len(pool)
@@ -591,7 +591,7 @@ class ClusterEngine(Engine):
 
 
 def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:
-    """Return for each rank the numbers of the rows that it samples, given the split of the prompts."""
+    """Return for each rank the indices of the rows that it samples, given the split of the prompts."""
     return [(rows[:, None] * samples + torch.arange(samples)).reshape(-1) for rows in split]
 
 

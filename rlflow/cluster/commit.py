@@ -88,7 +88,7 @@ class ProcessWorkers(Protocol):
 
 @dataclass
 class Workers:
-    """Recovery of a run's workers: makes commits, starts dead pools again, and restores commits."""
+    """Recovers the workers of a run: makes commits, starts dead pools again, and restores commits."""
 
     run_workers: ProcessWorkers
     engine: ClusterEngine

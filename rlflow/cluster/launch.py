@@ -129,7 +129,10 @@ def start(
 
 
 def _no_ray(address: str | None, found: str) -> PlanError:
-    """Return the error that the Ray at ``address`` cannot be joined; if None, that no Ray can be started."""
+    """Return the error for a Ray that cannot be joined, or that cannot be started if ``address`` is None.
+
+    ``found``: what went wrong.
+    """
     if address is None:
         return PlanError.of(
             "ray",

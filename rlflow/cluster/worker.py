@@ -137,7 +137,7 @@ class Worker:
     ) -> RowMessage:
         """Return rows of some columns of a shard as a message for another worker.
 
-        ``names``: the columns. ``rows``: row numbers; None: all rows. ``shared``: whether the receiver can
+        ``names``: the columns. ``rows``: row indices; None: all rows. ``shared``: whether the receiver can
         read this process's shared memory. ``iteration``: the iteration that uses the rows.
         """
         return self.store.slice(key, names, rows, shared, iteration)
@@ -177,7 +177,8 @@ class Worker:
     def run_chunks(self, frame: bytes | memoryview, *transfers: RowMessage) -> Iterator[bytes | Answer]:
         """Sample rows in chunks. Yield a packed answer for each chunk, and then one for all rows.
 
-        Each chunk is stored under its own key. The value of its answer has the numbers of the chunk's rows.
+        Each chunk is stored under its own key. The ``value`` of its answer has the indices of the chunk's
+        rows.
         """
         call = Call.unpacked(frame)
         self.store.forget(call.forget)
@@ -242,7 +243,7 @@ class Worker:
     def cut(self, call: Call, batch: Batch) -> Answer:
         """Store the beginnings of responses from which new responses continue.
 
-        The value of the answer is a pair: the number of beginnings of each row, and the number of response
+        The answer's ``value`` is a pair: the number of beginnings of each row, and the number of response
         tokens in each beginning.
         """
         rows, place = self.engine.cut(batch)
@@ -264,7 +265,7 @@ class Worker:
     def split(self, call: Call, batch: Batch) -> Answer:
         """Split ``batch`` with an author's dispatch mode, and store the pieces.
 
-        The value of the answer has the description and the row axis of each piece.
+        The answer's ``value`` has the description and the row axis of each piece.
         """
         split = self.program.stage(call.arguments["function"]).dispatch.split
         assert split is not None
@@ -294,7 +295,7 @@ class Worker:
     def facts(self, call: Call, batch: Batch) -> Answer:
         """Return what the driver must know about each row to plan the steps of an update.
 
-        The value of the answer is int64 [rows, 4 or more]. Its columns are the cause that excludes the row
+        The answer's ``value`` is int64 [rows, 4 or more]. Its columns are the cause that excludes the row
         from the update (0: none), the number of unmasked tokens, the number of all tokens, the group, and for
         each of several losses whether it uses the row. The rows are stored for the update.
         """
@@ -309,8 +310,8 @@ class Worker:
     def update(self, call: Call, batch: Batch) -> Answer:
         """Train a role's model on this rank's rows of each optimizer step.
 
-        The argument ``steps`` has a pair for each step: the numbers of this rank's rows in ``batch``, and the
-        totals of the full minibatch.
+        The argument ``steps`` in ``call`` has a pair for each step: the indices of this rank's rows in
+        ``batch``, and the totals of the full minibatch.
         """
         loss, role = self.program.loss(call.arguments["function"]), call.arguments["role"]
         shares = [
@@ -339,9 +340,9 @@ class Worker:
     def slices(self, call: Call, batch: Batch) -> Answer:
         """Return rows for other workers on this machine.
 
-        The argument ``parts`` has (key, names, rows) for each set of rows. The value of the answer has a
-        message for each part. It is None if the message is large and does not fit into shared memory; the
-        driver then requests the rows through Ray.
+        The argument ``parts`` in ``call`` has (key, names, rows) for each set of rows. The answer's ``value``
+        has a message for each part. It is None if the message is large and does not fit into shared memory;
+        the driver then requests the rows through Ray.
         """
         row_messages = [
             self.slice(key, names, rows, True, call.iteration) for key, names, rows in call.arguments["parts"]
@@ -355,15 +356,15 @@ class Worker:
     def summarise(self, call: Call, batch: Batch) -> Answer:
         """Return the iteration's summary, computed from stored records.
 
-        The argument ``records`` maps the key of a shard to the names of its columns. The argument ``judged``
-        says which columns are scores of rewards.
+        The argument ``records`` in ``call`` maps the key of a shard to the names of its columns. The argument
+        ``judged`` says which columns are scores of rewards.
         """
         records = [(names, self.store.get(key)) for key, names in call.arguments["records"].items()]
         columns = {name: batch.select(name) for names, batch in records for name in names}
         return Answer(value=summarise(columns, call.arguments["judged"]))
 
     def fetch(self, call: Call, batch: Batch) -> Answer:
-        """Return ``batch`` as bytes in the value of the answer."""
+        """Return an answer whose ``value`` has ``batch`` as bytes."""
         return Answer(value=packed(batch))
 
     # -- weights

@@ -23,7 +23,7 @@ Note = Callable[[str], object]
 
 
 class Member:
-    """The process of a service: starts it, waits until it is healthy, and keeps it running.
+    """Supervisor of a service's process: starts it, waits until it is healthy, and keeps it running.
 
     ``changed``: a function that is called, from several threads, when the state of the process changes.
     """

@@ -96,10 +96,10 @@ def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None
 
 
 def _serving(variables: Mapping[str, str]) -> Server:
-    """Return a running server with this environment; start one if there is none. Raises OSError.
+    """Return a running server with this environment; start one if there is none.
 
     Each environment needs its own server, because a fork cannot change settings that a library read from the
-    environment at import.
+    environment at import. Raises OSError if no server can be started.
     """
     environment = {
         name: value for name, value in variables.items() if name not in APART and not name.startswith("RAY_")

@@ -120,7 +120,7 @@ class RayTransport:
         return ray.put(value)
 
     def future(self, ref: Any) -> Future[Any]:
-        """Return a future of the answer of ``ref``."""
+        """Return a Future that gets the answer to which ``ref`` refers."""
         coming: Future[Any] = ref.future()
         return coming
 

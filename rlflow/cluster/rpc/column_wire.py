@@ -107,7 +107,7 @@ class StoredBuffer:
 class BatchFrame:
     """A frame that is not written yet: a batch, or some of its rows.
 
-    ``rows``: int64, the numbers of the rows to write, in this order; None: all rows. ``narrow``: whether an
+    ``rows``: int64, the indices of the rows to write, in this order; None: all rows. ``narrow``: whether an
     int64 column is written as int32 if all its numbers fit. The kind of the column stays int64. Raises
     WireError like ``pack``, and with ``narrow`` also for token ids that do not fit into int32.
     """
@@ -181,7 +181,7 @@ def _form(data: Data) -> str:
 
 
 def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool) -> tuple[StoredBuffer, ...]:
-    """Return the buffers for some rows of a column. ``rows``: their numbers; None: all rows of ``axis``."""
+    """Return the buffers for some rows of a column. ``rows``: their indices; None: all rows of ``axis``."""
     if rows is not None and (
         data.lengths is None or not len(data.value) or len(data.value) < LONG * len(data.lengths)
     ):
@@ -216,7 +216,7 @@ def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> Sequence[Tensor]:
     """Return the entries of some rows as views of ``flat``. Adjacent rows share one view.
 
     ``flat``: the entries of all rows, one row after another. ``lengths``: the number of entries of each row,
-    int64 [all rows]. ``rows``: the numbers of the rows to return.
+    int64 [all rows]. ``rows``: the indices of the rows to return.
     """
     starts = (lengths.cumsum(0) - lengths)[rows].numpy()
     ends = starts + lengths[rows].numpy()
@@ -265,7 +265,7 @@ def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 
 def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT) -> Batch:
-    """Return the batch in a frame that ``pack`` wrote. ``axis.parent`` of its rows is None.
+    """Unpack a frame from ``pack``, and return the batch. ``axis.parent`` of its rows is None.
 
     The tensors are views of ``data`` and keep it alive. Do not write into them, and do not change ``data``
     while they are used. A buffer is copied if its memory is not aligned to its item size.

@@ -94,7 +94,7 @@ class Call(NamedTuple):
 
     @staticmethod
     def unpacked(frame: bytes | memoryview) -> Call:
-        """Return the call that ``packed`` turned into these bytes."""
+        """Return the call in a frame from ``packed``."""
         op, key, (keys, width, grouped, sources, scalars), iteration, arguments, forget, row_messages = (
             msgpack.unpackb(frame, use_list=False)
         )
@@ -228,7 +228,7 @@ class Answer(NamedTuple):
 
     @staticmethod
     def unpacked(frame: bytes | Answer) -> Answer:
-        """Return the answer that ``packed`` turned into ``frame``."""
+        """Return the answer in a frame from ``packed``."""
         if isinstance(frame, Answer):
             return frame
         key, rows, columns, lengths, scalars, tallies, ran, printed, received = msgpack.unpackb(frame)

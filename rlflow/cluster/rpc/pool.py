@@ -260,7 +260,7 @@ class Pool(Generic[W]):
         return f"Pool({self.name}, {len(self)} ranks)"
 
     def at(self, rank: int) -> WorkerId:
-        """Return the id of the worker that is this rank."""
+        """Return the worker id of a rank of this pool."""
         return self._places[rank]
 
     def send(self, rank: int, method: str, *args: Any, group: str = "cpu", answers: int = 1) -> Any:

@@ -60,7 +60,7 @@ class RankTransport(Protocol):
         """Store a value, and return a reference to it that several calls can use as an argument."""
 
     def future(self, ref: Any) -> Future[Any]:
-        """Return a future that ends when the answer of ``ref`` arrives."""
+        """Return a Future that gets the answer to which ``ref`` refers."""
 
 
 def is_answered(transport: RankTransport, refs: Sequence[Any]) -> bool:

@@ -25,7 +25,7 @@ def size_of(row_message: RowMessage) -> int:
 
 
 def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
-    """Return a batch as bytes (`rlflow.cluster.rpc.column_wire`). ``rows``: row numbers; None: all rows.
+    """Return a batch as bytes (`rlflow.cluster.rpc.column_wire`). ``rows``: row indices; None: all rows.
 
     Integers are written as int32 if they fit.
     """
@@ -33,7 +33,7 @@ def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
 
 
 def opened(payload: Payload) -> Batch:
-    """Return the batch in bytes that ``packed`` returned.
+    """Unpack bytes from ``packed``, and return the batch.
 
     Its tensors are views of the bytes, except integers that were written as int32.
     """
@@ -81,7 +81,7 @@ class RowMailbox:
     ) -> RowMessage:
         """Return a message with rows of a batch, for one receiver.
 
-        ``rows``: row numbers; None: all rows. ``shared``: whether the receiver can read this process's shared
+        ``rows``: row indices; None: all rows. ``shared``: whether the receiver can read this process's shared
         memory. ``iteration``: the iteration that uses the rows.
         """
         frame = BatchFrame(batch, rows, narrow=True)
@@ -106,7 +106,10 @@ class RowMailbox:
         self.inbox.clear()
 
     def reaches(self, at: SharedFrame) -> bool:
-        """Return whether this process can read another process's shared memory. ``at``: a frame in it."""
+        """Return whether this process can read shared memory of another process.
+
+        ``at``: a frame in that memory.
+        """
         try:
             return len(self.opened([at])) == 1
         except OSError:

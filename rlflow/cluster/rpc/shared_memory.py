@@ -190,7 +190,7 @@ os.register_at_fork(before=_Forks.note, after_in_parent=_Forks.note, after_in_ch
 
 
 class _Opened:
-    """A segment of another process that this process has open."""
+    """Another process's segment of shared memory, opened by this process."""
 
     def __init__(self, at: SharedFrame) -> None:
         self.descriptor, self.name = -1, f"/proc/{at.pid}/fd/{at.descriptor}"

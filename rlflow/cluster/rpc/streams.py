@@ -66,7 +66,7 @@ def chunks_of(
 ) -> Iterator[Batch]:
     """Yield the chunks of rows that a pool samples, and at the end a batch of all rows.
 
-    ``rows``: for each rank, the numbers of its rows in ``axis``. Each chunk has the rows of one answer from
+    ``rows``: for each rank, the indices of its rows in ``axis``. Each chunk has the rows of one answer from
     every rank. The last batch has all rows in the same order as without chunks.
     """
     for _ in range(into.count):

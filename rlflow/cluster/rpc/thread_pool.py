@@ -123,7 +123,7 @@ class ThreadTransport:
         return kept
 
     def future(self, ref: Reference) -> Future[Any]:
-        """Return a future of the answer of ``ref``."""
+        """Return a Future that gets the answer to which ``ref`` refers."""
         decoded: Future[Any] = Future()
         ref.add_done_callback(partial(_decode, decoded))
         return decoded

@@ -18,6 +18,6 @@ def pack_tensors(tensors: Mapping[str, Tensor]) -> Payload:
 
 
 def unpack_tensors(payload: Payload) -> dict[str, Tensor]:
-    """Return name → tensor from bytes that ``pack_tensors`` returned."""
+    """Unpack bytes from ``pack_tensors``, and return name → tensor."""
     tensors: dict[str, Tensor] = safetensors.torch.load(payload.tobytes())
     return tensors

@@ -15,7 +15,7 @@ from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardCopy, Sh
 
 
 class Transfer(NamedTuple):
-    """Rows of columns that another worker sends. ``rows``: row numbers in that worker's shard; None: all."""
+    """Rows of columns that another worker sends. ``rows``: row indices in that worker's shard; None: all."""
 
     at: WorkerId
     key: int

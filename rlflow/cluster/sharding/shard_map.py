@@ -94,7 +94,7 @@ class ShardMap:
         return ShardMap(tuple(shards), *_places(tuple(split), rows), tuple(split), axis)
 
     def whole(self, rows: Tensor) -> int | None:
-        """Return the number of the shard that has exactly these rows in this order; None if no shard has."""
+        """Return the index of the shard that has exactly these rows in this order; None if no shard has."""
         number = next(
             (number for number, shard_rows in enumerate(self.rows_by_shard) if shard_rows is rows), None
         )
@@ -106,11 +106,11 @@ class ShardMap:
         )
 
     def take(self, index: Tensor) -> ShardMap:
-        """Return the map for the rows with the numbers ``index``."""
+        """Return the map for the rows with the indices ``index``."""
         return ShardMap(self.shards, self.shard[index], self.place[index])
 
     def split(self, pool: str, ranks: int) -> list[Tensor] | None:
-        """Return for each rank of a pool the numbers of its rows; None if some rows are not on the pool."""
+        """Return for each rank of a pool the indices of its rows; None if some rows are not on the pool."""
         if any(shard.at.pool != pool for shard in self.shards):
             return None
         ranks_of = [shard.at.rank for shard in self.shards]
@@ -141,7 +141,7 @@ class ShardMap:
 def _places(split: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
     """Return two tensors int64 [rows]: the number of each row's shard, and the row's place in the shard.
 
-    ``split``: for each shard, the numbers of its rows. Results are cached by the identity of the tensors in
+    ``split``: for each shard, the indices of its rows. Results are cached by the identity of the tensors in
     ``split``, because consecutive stages use the same split.
     """
     shard, place = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
@@ -180,7 +180,7 @@ class RemoteColumn(Data):
         )
 
     def take(self, index: Tensor, axis: Axis) -> RemoteColumn:
-        """Return the column for the rows with the numbers ``index``. Values on workers do not move."""
+        """Return the column for the rows with the indices ``index``. Values on workers do not move."""
         share = self.size * len(index) // max(len(self.layout), 1)
         lengths = self.lengths[index] if self.lengths is not None else None
         return replace(self, value=self.layout.take(index), lengths=lengths, size=share)

@@ -58,7 +58,7 @@ class ShardStore:
     ) -> RowMessage:
         """Return rows of some columns of a shard as a message for another worker.
 
-        ``names``: the columns. ``rows``: row numbers; None: all rows. ``shared``: whether the receiver can
+        ``names``: the columns. ``rows``: row indices; None: all rows. ``shared``: whether the receiver can
         read this process's shared memory. ``iteration``: the iteration that uses the rows.
         """
         which = None if rows is None else torch.tensor(rows)

@@ -1,6 +1,6 @@
 """Splits of a batch over ranks, computed from row lengths and groups only.
 
-A split is a list with an int64 tensor of row numbers for each rank. Each row of the batch is in exactly one
+A split is a list with an int64 tensor of row indices for each rank. Each row of the batch is in exactly one
 of the tensors. A unit is a single row or a complete group, and is never divided.
 """
 
@@ -17,7 +17,7 @@ SLACK = 0.10  # largest imbalance at which a stage keeps the split of its input
 
 
 def units_of_rows(groups: Tensor | None, rows: int) -> list[Tensor]:
-    """Return the units of a batch, each as a tensor of row numbers.
+    """Return the units of a batch, each as a tensor of row indices.
 
     ``groups``: the group of each row, int64 [rows], adjacent within a group; each group is one unit. None:
     each row is one unit.

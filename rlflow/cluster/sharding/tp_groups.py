@@ -18,16 +18,16 @@ PLAIN = Parallel()
 
 
 def teams(split: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
-    """Return for each team the numbers of its rows. ``split``: for each rank, the numbers of its rows."""
+    """Return for each team the indices of its rows. ``split``: for each rank, the indices of its rows."""
     if parallel.tensor == 1:
         return list(split)
     return [torch.cat([split[rank] for rank in team]).sort().values for team in parallel.teams(len(split))]
 
 
 def first_ranks(rows: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
-    """Return for each rank the numbers of its rows, if only the first rank of each team stores rows.
+    """Return for each rank the indices of its rows, if only the first rank of each team stores rows.
 
-    ``rows``: for each team, the numbers of its rows.
+    ``rows``: for each team, the indices of its rows.
     """
     if parallel.tensor == 1:
         return list(rows)
@@ -43,7 +43,7 @@ def used(split: Sequence[Tensor]) -> list[int]:
 
 
 def asked(split: Sequence[Tensor], parallel: Parallel) -> Mapping[int, Tensor]:
-    """Return rank → numbers of its rows, for all ranks that take part in a call.
+    """Return rank → indices of its rows, for all ranks that take part in a call.
 
     All ranks of a team get the rows of the team's first rank. If the parallelism is collective, teams without
     rows take part too.

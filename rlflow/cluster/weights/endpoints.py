@@ -105,7 +105,10 @@ class Sender:
         return transport.place if isinstance(transport, Mailbox) else None
 
     def hide(self) -> None:
-        """Remove the name of the shared memory. Call this after all receivers have opened it."""
+        """Unlink the shared memory, so that no other process can open it.
+
+        Call this after all receivers have opened it.
+        """
         if self.resharder is not None and isinstance(self.resharder.transport, Mailbox):
             self.resharder.transport.hide()
 
@@ -152,7 +155,10 @@ class Receiver:
         self.files: list[torch.Tensor | None] = []
 
     def begin(self) -> bool:
-        """Return whether the generator gives access to the memory of its weights, which a plan needs."""
+        """Return whether the generator gives access to the memory of its weights.
+
+        A transfer plan needs this access.
+        """
         return isinstance(self.generator, ShowsDestinations)
 
     def offer(self, senders: list[Offer]) -> Offer:

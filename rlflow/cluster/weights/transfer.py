@@ -60,7 +60,10 @@ class Route:
         ]
 
     def incoming(self, index: int) -> dict[int, list[tuple[int, int]]]:
-        """Return receiver → the messages of a bucket that it gets, each as (sender, first receiver)."""
+        """Return receiver → the messages that it gets in a bucket, each as (sender, first receiver).
+
+        ``index``: the index of the bucket.
+        """
         by_receiver: dict[int, list[tuple[int, int]]] = {}
         for sender, recipients in self.recipients[index].items():
             for first, receivers in recipients.items():

@@ -1,10 +1,10 @@
 """Kernel restrictions that a process applies to itself (Linux). It cannot remove them, nor can its children.
 
-Seccomp (Linux 3.5) refuses system calls by number, here on x86-64 and ARM64. Landlock (Linux 5.13) refuses
-changes to files outside given folders, and optionally reading them. It also refuses access to other
-processes, and from Linux 6.12 signals to them. Ordinary users can use both. A restriction that the kernel
-does not support is skipped; ``rlflow.processes.sandbox.probe`` reports which restrictions work. Uses only the
-standard library.
+Seccomp (Linux 3.5) refuses system calls by number, here on x86-64 and ARM64. With Landlock (Linux 5.13), the
+process cannot change files outside given folders, and optionally cannot read them. It cannot access other
+processes either, and from Linux 6.12 cannot send them signals. Neither needs root. A restriction that the
+kernel does not support is skipped; ``rlflow.processes.sandbox.probe`` reports which restrictions work. Uses
+only the standard library.
 """
 
 from __future__ import annotations

@@ -32,9 +32,10 @@ def application(
 ) -> Any:
     """Return a FastAPI application with `/health` and `/metrics`.
 
-    `/health` returns the result of ``health``. If the environment variable TOKEN is set, all paths except
-    `/health` require this token as ``Authorization: Bearer``. ``longest``: maximum bytes of a request's body.
-    ``end``: a function that is called when the server ends. Raises PlanError if a package is missing.
+    `/health` returns the result of ``health``. If the environment variable RLFLOW_SERVE_TOKEN is set, all
+    paths except `/health` require this token as ``Authorization: Bearer``. ``longest``: maximum bytes of a
+    request's body. ``end``: a function that is called when the server ends. Raises PlanError if a package is
+    missing.
     """
     fastapi, prometheus = require("fastapi", EXTRA), require("prometheus_client", EXTRA)
     responses, exceptions = require("fastapi.responses", EXTRA), require("fastapi.exceptions", EXTRA)
