@@ -353,7 +353,7 @@ class ClusterEngine(Engine):
         return Batch(axis, whole | group_of_joined(axis, parts))
 
     def _per_row(self, batch: Batch) -> Batch:
-        """Return the batch with columns per group expanded to one value per row."""
+        """Return the batch with each column of group values expanded to one value per row."""
         groups = [name for name, data in batch.data.items() if data.kind.level is Level.GROUP]
         if not groups:
             return batch

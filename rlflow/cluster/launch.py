@@ -236,7 +236,10 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _quieten() -> None:
-    """Keep Ray from printing long logs when one of its processes dies. The health monitor reports it."""
+    """Keep Ray from printing long logs when one of its processes dies.
+
+    The health monitor reports the death.
+    """
     module = sys.modules.get("ray._private.worker")
     if hasattr(module, "print_to_stdstream"):  # in other versions of Ray, the logs are printed
         module.print_to_stdstream = lambda *words, **more: None  # type: ignore[union-attr]

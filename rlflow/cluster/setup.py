@@ -103,7 +103,7 @@ class Setup:
     def program(self, flow: Flow | None = None) -> Program:
         """Trace the flow in this process, and return its program.
 
-        ``flow``: the driver's own flow, if this is the driver's process; None: load the flow from ``source``.
+        ``flow``: the driver's own flow, if this is the driver's process; None: load the flow from this setup.
         Raises PlanError if the graph or the version of rlflow differs from the driver's.
         """
         if self.version != VERSION:

@@ -71,8 +71,8 @@ class ForkServer:
     def _ready(self) -> int:
         """Wait until a file descriptor is readable, and return it.
 
-        Only one is returned: handling it can close other descriptors, and their numbers may then be used
-        again.
+        Only one is returned: handling it can close other descriptors, and the system may then reuse their
+        numbers.
         """
         with selectors.PollSelector() as selector:
             for file in (self.parent, self.listener.fileno()):

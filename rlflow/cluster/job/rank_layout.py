@@ -24,7 +24,7 @@ class Need(NamedTuple):
     gpus: int
 
     def resources(self) -> Bundle:
-        """Return the resources by Ray's names."""
+        """Return the resources in Ray's form, such as ``{"CPU": 1.0, "GPU": 0.5}``."""
         return {name: parts / GRAIN for name, parts in (("CPU", self.cpus), ("GPU", self.gpus)) if parts}
 
     def __str__(self) -> str:

@@ -29,7 +29,7 @@ Index = NDArray[np.int64]
 
 
 class ShardRows(NamedTuple):
-    """All rows of a shard, or some of them."""
+    """A reference to all rows, or some rows, of a shard."""
 
     # key of a shard on the worker; None: the rows are the next transfer of the call
     key: int | None

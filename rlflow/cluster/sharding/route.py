@@ -70,7 +70,7 @@ class AlignedColumns(NamedTuple):
 
 
 class Routes:
-    """The parts of a request that do not depend on the rank, computed once for a batch on workers."""
+    """The parts of a request that are the same for all ranks, computed once for a batch on workers."""
 
     def __init__(self, batch: Batch) -> None:
         self.axis = batch.axis

@@ -1,4 +1,4 @@
-"""A worker's shards, by key, and joining of the batch of a call from shards and incoming rows."""
+"""A worker's store of shards. It joins the batch of a call from stored shards and incoming rows."""
 
 from __future__ import annotations
 

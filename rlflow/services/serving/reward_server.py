@@ -3,7 +3,7 @@
 ``POST /get_reward`` is OpenRLHF's format for remote reward models, which `--reward URL` also uses. It takes
 ``{"query": […], "prompts": […], "labels": […]}``; a query is a prompt followed by its completion. It returns
 ``{"rewards": […]}`` with the weighted sum of all rewards for each row, or null for a row without a score. The
-answer also has ``missing``, the number of rows without a score by cause.
+answer also has ``missing``, which maps each cause to the number of rows without a score.
 
 ``POST /batch_reward`` is the format of SkyPilot's reward server. It takes
 ``{"items": [{"prompt", "response", "ground_truth"}, …]}`` and returns
