@@ -126,7 +126,7 @@ def in_place(value: Any, urls: Mapping[str, str]) -> Any:
 
 
 def from_environment(value: Any) -> Any:
-    """Return a value with the URLs of services inserted from this process's environment variables.
+    """Return ``value`` with each ``{NAME}`` replaced by the URL of the service NAME, from the environment.
 
     Settings of environments contain ``{NAME}`` until they reach the environment's process. A flow's graph
     contains these settings, and must stay the same if a resumed run uses other ports.

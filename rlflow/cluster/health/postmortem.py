@@ -55,7 +55,7 @@ def kill(presence: ProcessInfo) -> bool:
 
 
 def wait_or_kill(presence: ProcessInfo) -> bool:
-    """Wait until a process ends that Ray was asked to end. If it does not end in time, kill it.
+    """Wait for a process that Ray was asked to end. If it does not end in time, kill it.
 
     Returns whether it has ended. If the process were killed at once, Ray would print a message about a dead
     worker.

@@ -38,7 +38,7 @@ def gather(*futures: Future[Any], seconds: float = SECONDS) -> tuple[Any, ...]:
     """Wait for all calls, and return their results in the order of the futures.
 
     ``seconds``: one deadline for all calls together, counted from now. It replaces the deadlines of the
-    calls. If a call fails, its error is raised as by ``Future.result``. If the deadline passes, the error
+    calls. If a call fails, its error is raised, as by ``Future.result``. If the deadline passes, the error
     names all late ranks.
     """
     if not futures:

@@ -50,7 +50,7 @@ class RayHost(host.Host):
     def meet(self, name: str | None, insecure: bool) -> str:
         """Open the rendezvous of a pool on several machines, on its first rank. Return the address.
 
-        ``name``: the network interface, or None. Raises PlanError like ``interfaces.chosen``.
+        ``name``: the network interface, or None. Raises PlanError in the same cases as ``interfaces.chosen``.
         """
         return group.listen(own_interface(name, insecure))
 
@@ -129,7 +129,7 @@ def own_interface(name: str | None, insecure: bool) -> interfaces.Interface:
     """Return the network interface that this worker uses.
 
     ``name``: the name of the interface; None chooses the interface with the route to the cluster's first
-    machine. Raises PlanError like ``interfaces.chosen``.
+    machine. Raises PlanError in the same cases as ``interfaces.chosen``.
     """
     head = ray.get_runtime_context().gcs_address.rpartition(":")[0].strip("[]")
     return interfaces.chosen(name, head, insecure)

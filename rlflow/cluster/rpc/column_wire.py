@@ -109,7 +109,8 @@ class BatchFrame:
 
     ``rows``: int64, the indices of the rows to write, in this order; None: all rows. ``narrow``: whether an
     int64 column is written as int32 if all its numbers fit. The kind of the column stays int64. Raises
-    WireError like ``pack``, and with ``narrow`` also for token ids that do not fit into int32.
+    WireError in the same cases as ``pack``, and with ``narrow`` also for token ids that do not fit into
+    int32.
     """
 
     def __init__(self, batch: Batch, rows: Tensor | None = None, *, narrow: bool = False) -> None:
@@ -164,9 +165,9 @@ class BatchFrame:
 
 
 def _places(end: int, buffers: Iterable[Buffer]) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) for each buffer, in bytes from the start of the payload.
+    """Yield (start, end) for each buffer, as byte positions in the frame.
 
-    ``end``: the end of the data before the first buffer.
+    ``end``: the position at which the data before the first buffer end.
     """
     for buffer in buffers:
         start = end + -end % ALIGNMENT

@@ -186,7 +186,7 @@ class SocketFuture(Future[R]):
         return not self._calls.waiting
 
     def result(self) -> R:
-        """Wait for all answers, and return the result. Raises like ``Future.result``.
+        """Wait for all answers, and return the result. Raises the same errors as ``Future.result``.
 
         The connections become free again.
         """

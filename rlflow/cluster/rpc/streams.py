@@ -47,7 +47,7 @@ class Streams(Future[list[Any]]):
     def next(self) -> dict[int, Any]:
         """Wait for the next answer of each rank. Return rank → answer.
 
-        Raises like ``Future.result``.
+        Raises the same errors as ``Future.result``.
         """
         refs = list(zip(self._ranks, self._answers(), strict=True))
         answers = self.pool.future(self.what, refs, max(self._limit.left(), LOOK), list).result()
