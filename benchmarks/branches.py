@@ -1,10 +1,12 @@
-"""Cost of sampling if the rows of a prompt share its keys and values, compared with one copy for each row.
+"""Cost of sampling if the rows of a prompt share one copy of the prompt's keys and values, instead of one per
+row.
 
     python benchmarks/branches.py [--model FOLDER] [--rounds 3]
 
-Responses are random tokens, of half to the full length of a table row; float32, one thread. Both variants
-alternate in one process. The table shows processor seconds, the minimum of --rounds. The default model is the
-one of `rlflow bench peers`: a Qwen3 with 0.8M parameters.
+Each row of the table has a maximum response length. Responses are random tokens, of half that length to the
+full length. The computation uses float32 and one thread. Both variants alternate in one process. The table
+shows the minimum processor seconds of --rounds. The default model is the one of `rlflow bench peers`: a Qwen3
+with 0.8M parameters.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ SHAPES = [
 def sampled(generator: Generator, shape: tuple[int, int, int, int], shared: bool) -> float:
     """Return the processor seconds of sampling.
 
-    ``shape``: number of prompts, tokens in a prompt, samples for a prompt, most tokens in a response.
-    ``shared``: whether the rows of a prompt share its keys and values.
+    ``shape``: (prompts, tokens per prompt, samples per prompt, maximum tokens per response). ``shared``:
+    whether the rows of a prompt share its keys and values.
     """
     prompts, width, samples, longest = shape
     rng, rows = torch.Generator().manual_seed(0), prompts * samples

@@ -75,7 +75,7 @@ HEADS = ("class", "injected", "detected", "survived", "wrong results", "orphans"
 
 @dataclass
 class Counts:
-    """Counts of the outcomes of one class of faults."""
+    """Outcome counts for one class of faults."""
 
     injected: int = 0
     detected: int = 0
@@ -93,7 +93,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Place:
-    """A folder for one class of faults, and whether only a few faults are injected."""
+    """The settings for one class of faults: its folder, and whether to inject only a few faults."""
 
     folder: Path
     quick: bool
@@ -114,19 +114,19 @@ class Place:
         }
 
     def of(self, items: Iterable[Any], few: int = 3) -> list[Any]:
-        """Return all items; with --quick, about ``few`` of them, evenly spread."""
+        """Return all items; with --quick, about ``few`` of them, at equal distances."""
         every = list(items)
         return every[:: -(-len(every) // few)] if self.quick else every
 
 
 def straight(name: str, place: Place, **changes: Any) -> faults.Content:
-    """Return the results of the same run without a fault."""
+    """Run without a fault, and return the results, for comparison."""
     faults.must(faults.in_child(lambda: faults.run(name, place.task, "straight", **changes)), 0)
     return faults.content(place.folder / "runs" / "straight")
 
 
 def resumed(folders: Iterable[Path]) -> list[bool]:
-    """Return for each run folder whether the run could be resumed to its end."""
+    """Resume each run, and return whether it reached its end."""
     return [code == 0 for code in all_of(partial(resume.resume, folder, {}, Quiet()) for folder in folders)]
 
 
@@ -135,7 +135,10 @@ def resumed(folders: Iterable[Path]) -> list[bool]:
 
 
 def killed(name: str) -> Callable[[Place], Counts]:
-    """Kill the run at the start of each node of the third iteration, then resume it."""
+    """Return a fault class that kills runs of algorithm ``name`` and resumes them.
+
+    Each run is killed at the start of another node of its third iteration.
+    """
 
     def cut(place: Place, node: str) -> None:
         faults.signal_at(node, 2, signal.SIGKILL)
@@ -159,7 +162,7 @@ def killed(name: str) -> Callable[[Place], Counts]:
 
 
 def differs(folder: Path, wanted: faults.Content) -> bool:
-    """Return whether the results of a run differ from the results ``wanted``."""
+    """Whether the results of the run in ``folder`` differ from ``wanted``."""
     return any(faults.differences(faults.content(folder), wanted))
 
 
@@ -167,10 +170,10 @@ KINDS = ("generate", *recoveries.AT, "update")  # calls of a run on pools during
 
 
 def workers(pools: dict[str, Any]) -> Callable[[Place], Counts]:
-    """Kill one worker in each iteration of a run; in another run, stop one worker in each iteration.
+    """Kill one worker in each iteration of a run. In another run, suspend one worker in each iteration.
 
-    The call during which this happens is drawn at random, and is of a different kind in each iteration. The
-    run recovers by itself.
+    The run's call during which this happens is drawn at random, and is of a different kind in each iteration.
+    The run must recover by itself.
     """
 
     def measured(place: Place) -> Counts:
@@ -198,12 +201,12 @@ def workers(pools: dict[str, Any]) -> Callable[[Place], Counts]:
 
 
 def calls(folder: Path, place: str) -> int:
-    """Return how often a run reached ``place``, a named point in its code."""
+    """Return how often a run reached ``place``, a named point in rlflow's code."""
     return (folder / f"{place}.calls").stat().st_size
 
 
 def run_in_child(folder: Path, fault: dict[str, Any], pools: dict[str, Any]) -> None:
-    """Run on pools in a child process with a fault; the child must succeed."""
+    """Run on pools with a fault in a child process, which must succeed."""
     faults.must(faults.in_child(lambda: recoveries.Ended(folder, fault, pools)), 0)
 
 
@@ -226,16 +229,16 @@ EVALUATED = {"held_out": 4, "eval_every": 2, "prompts": 4, "iterations": 3}
 
 
 def stopped(place: Place, phase: str, number: int) -> None:
-    """Run ppo and send a signal in a phase of the run."""
+    """Run ppo, and send the signal ``number`` in a phase of the run."""
     for one in ("first update", "last update") if phase == "twice" else (phase,):
         PHASES[one](number)
     faults.run("ppo", place.task, f"{phase}-{number}".replace(" ", "-"), **EVALUATED)
 
 
 def signals(place: Place) -> Counts:
-    """Send SIGINT or SIGTERM in each phase of a run, or SIGINT twice, then resume the run.
+    """Send SIGINT, SIGTERM or two SIGINTs in each phase of a run, then resume the run.
 
-    A run that has not started cannot be resumed.
+    A run that has not started yet cannot be resumed.
     """
     counts, wanted = Counts(), straight("ppo", place, **EVALUATED)
     kinds = place.of(
@@ -260,7 +263,7 @@ def signals(place: Place) -> Counts:
 def corrupted(place: Place) -> Counts:
     """Damage files of the newest checkpoint: cut, flip, zero, swap, forge or delete them.
 
-    The run must use the previous checkpoint or refuse.
+    When it resumes, the run must use the previous checkpoint or refuse.
     """
     counts, run = Counts(), campaign.write_run(place.folder / "run")
     for corruption in place.of(campaign.corruptions(run), 40):
@@ -289,7 +292,7 @@ class Disk:
         subprocess.run(["umount", self.path], capture_output=True, check=False)
 
     def fill(self) -> None:
-        """Write until the disk is full."""
+        """Write to the disk until it is full."""
         with open(self.path / "filler", "ab", buffering=0) as file:
             try:
                 while file.write(bytes(65536)):
@@ -304,8 +307,7 @@ class Disk:
 
 
 def disk_full(place: Place) -> Counts:
-    """Fill the run's disk in one iteration, and empty the disk two iterations later. Saves in between
-    fail."""
+    """Fill the run's disk in one iteration, and empty it two iterations later. Saves in between fail."""
     counts, wanted = Counts(), straight("grpo", place, iterations=6)
     for iteration in place.of(range(1, 4), 1):
         disk = Disk(place.folder / "disk", "256m")
@@ -346,16 +348,18 @@ def read_only(place: Place) -> Counts:
 
 
 def unlike(folder: Path, wanted: faults.Content) -> bool:
-    """Return whether a result differs from ``wanted``. Lines of metrics may be missing, because the disk was
-    full."""
+    """Whether a run's results differ from ``wanted``. Lines of metrics may be missing, because the disk was
+    full.
+    """
     found = faults.content(folder)
     same = all(line in wanted.metrics for line in found.metrics)
     return not same or found.state != wanted.state or any(faults.unequal(found.tensors, wanted.tensors))
 
 
 def rewards(place: Place) -> Counts:
-    """Let the reward of one row in four hang, die, raise or return an invalid score. Each such row is a
-    fault."""
+    """Let the reward of one row in four hang, die, raise or return an invalid score. Each of these rows is a
+    fault.
+    """
     counts = Counts()
     modes = {mode: place.folder / mode.replace(" ", "-") for mode in place.of(bad_days.MODES, 4)}
     for folder in modes.values():
@@ -391,8 +395,8 @@ def hung_stages(place: Place) -> Counts:
 def not_finite(place: Place) -> Counts:
     """Put NaN and infinities into rows, a loss or a gradient.
 
-    A bad row must give the same result as a run without that row. A bad loss or gradient must make the run
-    skip the optimizer step.
+    With a bad row, the run must give the same result as without that row. With a bad loss or gradient, the
+    run must skip the optimizer step.
     """
     counts, without = Counts(), straight(faults.BAD, place, **{"hp.drop": True})
     kinds = [
@@ -429,9 +433,10 @@ def not_finite(place: Place) -> Counts:
 
 
 def launches(place: Place) -> Counts:
-    """Start two processes on one run folder. One must work; the other must exit with 3 and name the first.
+    """Start two processes on one run folder. One must work. The other must exit with code 3 and name the
+    first.
 
-    Every tenth time, a killed process has left its lock behind.
+    In every tenth case, a killed process has left its lock behind.
     """
     faults.must(faults.in_child(lambda: bad_days.null_run(place.folder, "return 1.0", iterations=1)), 0)
     counts, folder = Counts(), place.folder / "runs" / "grpo-1"
@@ -453,7 +458,7 @@ def launches(place: Place) -> Counts:
 
 
 def paths(place: Place) -> Counts:
-    """Use run names that would lead outside the folder of runs."""
+    """Start runs with names that would lead outside the folder of runs."""
     counts = Counts()
     for name in directories.OUTSIDE:
         inside = place.folder / "in" / "runs"
@@ -472,7 +477,7 @@ def paths(place: Place) -> Counts:
 
 
 def counted(outcomes: Callable[[Place], Iterator[chaos_folders.Outcome]]) -> Callable[[Place], Counts]:
-    """Return a fault class that counts the outcomes that ``outcomes`` yields."""
+    """Return a fault class that counts the outcomes which ``outcomes`` yields."""
 
     def measured(place: Place) -> Counts:
         counts = Counts()
@@ -520,7 +525,10 @@ NEED_MOUNT = (disk_full, read_only)
 
 
 def rows(quick: bool, chosen: str) -> Iterator[tuple[str, ...]]:
-    """Yield a row of the table for each class, as soon as it is measured."""
+    """Yield the table's row for each fault class as soon as it is measured.
+
+    ``quick``: inject only a few faults. ``chosen``: only run classes whose name contains this text.
+    """
     mounts = can_mount()
     for name, measure in CLASSES.items():
         if chosen not in name:
@@ -553,24 +561,25 @@ def can_mount() -> bool:
 
 
 def fast_folder() -> str | None:
-    """Return a folder in memory if there is enough room, else None.
+    """Return a folder in memory; None if there is not enough room.
 
-    On disk, writing would take most of the time. No fault class simulates a power failure, so memory is
-    enough.
+    On disk, writing would take most of the time. Memory suffices, since no fault class simulates a power
+    failure.
     """
     memory = Path("/dev/shm")
     return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30 else None
 
 
 def warm_up() -> None:
-    """Run once in this process, so that the forked children need not import the modules of models."""
+    """Run once in this process to import the models' modules, so that forked children need not import them."""
     with tempfile.TemporaryDirectory(dir=fast_folder()) as folder:
         faults.run("ppo", Place(Path(folder), True).task, "warm", iterations=1, prompts=2)
 
 
 def again_with_mark() -> None:
-    """Restart this program with an environment variable that tags it. The program's processes are found by
-    this tag."""
+    """Restart this program with an environment variable as a process tag, by which its processes can be
+    found.
+    """
     os.environ[MARK] = uuid.uuid4().hex
     os.execv(sys.executable, [sys.executable, *sys.argv])
 

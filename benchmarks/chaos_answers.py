@@ -1,8 +1,8 @@
-"""Hostile completions that are programs, scored by every reasoning-gym task, math-verify and user rewards.
+"""Score hostile completions, which are programs, with every reasoning-gym task, math-verify and user rewards.
 
-The outcomes go into the table of ``chaos.py``. Injected: such a payload was scored. Detected: the payload got
-no score. Survived: the other rows got the same scores as before. Wrong: the payload acted outside its
-process, got a score, or changed the score of another row.
+The outcomes go into the table of ``chaos.py``. Injected: a hostile completion was scored. Detected: it got no
+score. Survived: the other rows got the same scores as before. Wrong: it acted outside its process, got a
+score, or changed the score of another row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Environments that kill their process, hang, return a wrong type, raise or are slow during an episode.
 
-Each such episode is a fault. Detected: the episode failed with the right cause. Survived: the run continued
-without it. Wrong: another episode in the same processes differs from the run without faults. A slow episode
-must not fail; it counts as detected if it did not.
+Each episode with such a fault counts. Detected: the episode failed with the right cause. Survived: the run
+continued without the episode. Wrong: another episode in the same processes differs from the run without
+faults. A slow episode must not fail; it counts as detected if it does not.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Speaker:
 def speaking(place: Place) -> Iterator[Outcome]:
     """Let an environment send too much text, or characters that no tokenizer accepts.
 
-    The run must cut or replace the text, count the message, and fail no episode.
+    The run must cut or replace the text and count the message. No episode may fail.
     """
     (place.folder / "speaker.py").write_text(SPEAKER)
     for mode in place.of(("surrogate", "zero", "message", "endless"), 4):

@@ -1,6 +1,6 @@
 """Faults on the disk: kills at each change of the run folder, changed inputs, damaged logs, full disks.
 
-Each function yields the outcomes of one class of faults, for the table of ``chaos.py``.
+Each function yields the outcomes of a class of faults, for the table of ``chaos.py``.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class Outcome(NamedTuple):
 
 
 class Place(Protocol):
-    """A folder for one class of faults, with the keyword arguments of a small run and the selection of
-    faults."""
+    """The settings for one class of faults: a folder, keyword arguments of a small run, and a selection of
+    faults.
+    """
 
     folder: Path
 
@@ -69,7 +70,7 @@ class Place(Protocol):
 
 
 def all_of(actions: Iterable[Callable[[], object]]) -> list[int]:
-    """Run actions in child processes, AT_ONCE at a time; return their exit statuses."""
+    """Run actions in child processes, AT_ONCE at a time, and return their exit statuses."""
     waiting, codes = list(actions), []
     while waiting:
         pids = [faults.forked(action) for action in waiting[:AT_ONCE]]
@@ -79,7 +80,7 @@ def all_of(actions: Iterable[Callable[[], object]]) -> list[int]:
 
 
 def resume_run(folder: Path, **changes: Any) -> None:
-    """Resume a run in this child process; exit with REFUSED if resume is refused."""
+    """Resume a run in this child process. If the resume is refused, exit with REFUSED."""
     try:
         resume.resume(folder, changes, make_reporter(quiet=True))
     except PlanError:
@@ -87,7 +88,7 @@ def resume_run(folder: Path, **changes: Any) -> None:
 
 
 def small(place: Place, out: Path, **changes: Any) -> Any:
-    """Run with a real model into ``out/cut``."""
+    """Run with a small real model. The run's folder is ``out/cut``."""
     keywords = {**place.task, "iterations": 2, "held_out": 4, "out": str(out), **changes}
     return faults.run("grpo", keywords, "cut", prompts=4)
 
@@ -102,10 +103,10 @@ def null(place: Place, out: Path) -> Any:
 
 
 def killed_writing(begin: Callable[[Place, Path], Any], every: int) -> Callable[[Place], Iterator[Outcome]]:
-    """Return a fault class that kills the run before or during a change to the run's folder, then resumes the
-    run.
+    """Return a fault class that kills runs before or during a change to their folder, and resumes them.
 
-    Every ``every``-th of these points is used. A run that has no name or no checkpoint yet cannot be resumed.
+    ``begin``: starts a run. ``every``: use only every ``every``-th of these points. A run without a name or a
+    checkpoint cannot be resumed yet.
     """
 
     def outcomes(place: Place) -> Iterator[Outcome]:
@@ -131,13 +132,17 @@ def killed_writing(begin: Callable[[Place, Path], Any], every: int) -> Callable[
 
 
 def dying(begin: Callable[[Place, Path], Any], place: Place, out: Path, point: int) -> None:
-    """Run, and kill this process at change number ``point`` of the folder below ``out``."""
+    """Start a run, and kill this process at the ``point``-th change to files below ``out``."""
     with calls.watching(*calls.below(out, calls.dying_at(point))):
         begin(place, out)
 
 
 def killed(folder: Path, code: int, end: int, wanted: faults.Content) -> Outcome:
-    """Return the outcome of a killed run."""
+    """Return the outcome for a run that was killed and resumed.
+
+    ``code``: exit status of the killed run. ``end``: exit status of the resume. ``wanted``: results without
+    the fault.
+    """
     died = code == -signal.SIGKILL
     if not list(folder.glob("checkpoints/step-*")):
         # a folder without settings is not a run and would block the next run of this name
@@ -154,7 +159,7 @@ def killed(folder: Path, code: int, end: int, wanted: faults.Content) -> Outcome
 def lost(place: Place) -> Iterator[Outcome]:
     """Move or delete the run's folder when a node of the third iteration starts.
 
-    The run must end soon, save its state, and print where the state is.
+    The run must end soon, save its state elsewhere, and print where the state is.
     """
     wanted = homes.null_run(place.folder / "wanted").folder
     for number, (node, kind) in enumerate(
@@ -214,15 +219,15 @@ def model_lost(place: Place) -> Iterator[Outcome]:
 
 
 def same_files(one: Path, other: Path) -> bool:
-    """Return whether two folders have the same files with the same bytes."""
+    """Whether two folders contain the same files with the same bytes."""
     files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in (one, other)]
     return files[0] == files[1]
 
 
 def full_at(place: Place) -> Iterator[Outcome]:
-    """Leave no disk space for one text file of a run, from the start or after a resume.
+    """Give one text file of a run no disk space, from the start or after a resume.
 
-    Other files can be written. A new run may refuse to start if it cannot write the files that describe it.
+    Other files can be written. A new run may refuse to start if the files that describe it cannot be written.
     """
     wanted = homes.null_run(place.folder / "wanted").folder
     for name in place.of(TEXTS, 4):
@@ -241,7 +246,10 @@ def full_at(place: Place) -> Iterator[Outcome]:
 
 
 def outcome_without_room(folder: Path, output: faults.Said, wanted: Path) -> Outcome:
-    """Return the outcome of a run that had no disk space for a file."""
+    """Return the outcome of a run that had no disk space for a file.
+
+    ``output``: what the run printed. ``wanted``: the folder of the run without the fault.
+    """
     if not folder.exists():
         return Outcome(True, "No space left" in output.err, output.code == 1 and "PlanError" in output.err)
     ended = output.code == 0
@@ -261,8 +269,10 @@ def outcome_without_room(folder: Path, output: faults.Said, wanted: Path) -> Out
 
 
 def without_room(out: Path, name: str, action: Callable[[], object]) -> None:
-    """Run an action during which writes fail to files below ``out`` whose name contains ``name``, temporary
-    files included."""
+    """Run an action while writes to some files below ``out`` fail: those whose name contains ``name``.
+
+    Temporary files with this name are included.
+    """
     files: set[int] = set()
 
     def before(call: str, args: tuple[Any, ...]) -> None:
@@ -280,8 +290,9 @@ def without_room(out: Path, name: str, action: Callable[[], object]) -> None:
 
 
 def damaged(place: Place) -> Iterator[Outcome]:
-    """Damage logs, graph files or settings before a run is resumed. With incomplete settings, the run must
-    refuse."""
+    """Damage logs, graph files or settings before a run is resumed. If settings are incomplete, the run must
+    refuse.
+    """
     shorter = homes.null_run(place.folder / "half", iterations=2).folder
     wanted = homes.null_run(place.folder / "wanted").folder
     names = (
@@ -316,7 +327,7 @@ def damaged(place: Place) -> Iterator[Outcome]:
 def changed(place: Place) -> Iterator[Outcome]:
     """Change rewards, model folders, tokenizers, data or modules before a run is resumed.
 
-    Resume must refuse and name the change. A fork must accept the change.
+    The resume must refuse and name the change. A fork of the run must accept the change.
     """
     ground = place.folder / "ground"
     ground.mkdir()
@@ -338,8 +349,7 @@ def changed(place: Place) -> Iterator[Outcome]:
 
 
 def code_of_models(place: Place) -> Iterator[Outcome]:
-    """Use model folders that contain code. If transformers asks whether to run it, standard input answers
-    yes."""
+    """Use model folders that contain code. If transformers asks whether to run it, standard input says yes."""
     task = place.task
     kinds = [(backend, unknown) for backend in ("null", "local") for unknown in ({}, code_in_models.UNKNOWN)]
     for number, (backend, unknown) in enumerate(place.of(kinds, 2)):

@@ -1,7 +1,7 @@
 """Faults of processes: stages that crash or hang, forks, child processes, signals, and Ray's processes.
 
-Runs start as from a shell, on the null backend. Each function yields the outcomes of one class of faults, for
-the table of ``chaos.py``.
+Runs start as if from a shell, on the null backend. Each function yields the outcomes of a class of faults,
+for the table of ``chaos.py``.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ FOREVER = 100_000  # iterations that a test never finishes
 
 
 def straight(place: Place, iterations: int = 6) -> faults.Content:
-    """Return the results of the run without a fault."""
+    """Run without a fault, and return the results, for comparison."""
     run = launch(place.folder, f"straight-{iterations}", iterations=iterations)
     faults.must(run.ended(), 0)
     return came_to(run.run)
 
 
 def unlike(run: Launched, wanted: faults.Content) -> bool:
-    """Return whether the results of a run differ from the wanted ones."""
+    """Whether the results of a run differ from ``wanted``."""
     return any(faults.differences(came_to(run.run), wanted))
 
 
 def resumed_outcome(run: Launched, wanted: faults.Content, detected: bool) -> Outcome:
     """Resume a run to its end, and return the outcome.
 
-    ``detected``: whether the run had noticed the fault.
+    ``wanted``: results without the fault. ``detected``: whether the run has noticed the fault.
     """
     ended = resumed(run).ended(240) == 0
     return Outcome(True, detected, ended, ended and unlike(run, wanted))
@@ -73,7 +73,7 @@ def resumed_outcome(run: Launched, wanted: faults.Content, detected: bool) -> Ou
 def stages(place: Place) -> Iterator[Outcome]:
     """Let a stage exit, interrupt, crash, or hold the interpreter lock in C code, then resume the run.
 
-    The run must fail and name the stage.
+    The run with the fault must fail and name the stage.
     """
     wanted = straight(place)
     for fault in place.of(STAGE, 3):
@@ -84,7 +84,7 @@ def stages(place: Place) -> Iterator[Outcome]:
 
 
 def stages_on_pools(place: Place) -> Iterator[Outcome]:
-    """Inject the same faults on a worker. If only the worker dies, the run must recover by itself."""
+    """Inject the faults of ``stages`` on a worker. If only the worker dies, the run must recover by itself."""
     wanted = straight(place)
     for fault in place.of(ON_POOLS, 2):
         run = launch(place.folder, fault.replace(" ", "-"), *POOLS, fault=fault)
@@ -98,7 +98,7 @@ def stages_on_pools(place: Place) -> Iterator[Outcome]:
 
 
 def forks(place: Place) -> Iterator[Outcome]:
-    """Let a stage or a reward fork, with a child that returns or exits.
+    """Let a stage or a reward fork. The child returns or exits.
 
     The run must give the same results as without the fork.
     """
@@ -110,8 +110,9 @@ def forks(place: Place) -> Iterator[Outcome]:
 
 
 def started_ones(place: Place) -> Iterator[Outcome]:
-    """Let stages and rewards start processes, some of them in their own sessions. The processes must end with
-    the run."""
+    """Let stages and rewards start processes, some in their own sessions. These processes must end with the
+    run.
+    """
     kinds = place.of([(end, number) for end in ENDS for number in range(len(STARTS))], 3)
     for end, number in kinds:
         name, done = f"{end.replace(' ', '-')}-{number}", end == "done"
@@ -144,12 +145,12 @@ def named(run: Launched, word: str) -> list[int]:
 
 
 def sent(number: int, run: Launched) -> None:
-    """Send a signal to the run's driver."""
+    """Send the signal ``number`` to the run's driver."""
     os.kill(run.driver, number)
 
 
 def hung_up(run: Launched) -> None:
-    """Hang up the run's terminal."""
+    """Close the terminal of the run."""
     run.hang_up()
 
 
@@ -170,10 +171,10 @@ SIGNALS: dict[str, tuple[Callable[[Launched], None], dict[str, Any], int]] = {
 
 
 def signals(place: Place) -> Iterator[Outcome]:
-    """Hang up the terminal, send SIGHUP, or suspend the run.
+    """Close the run's terminal, send SIGHUP, or suspend the run.
 
-    After a hangup, the run must save its state. Time in which the driver is suspended must not count towards
-    a deadline.
+    After a hangup, the run must save its state. The time for which the driver is suspended must not count
+    towards a deadline.
     """
     wanted = straight(place)
     for kind in place.of(SIGNALS, 2):
@@ -200,7 +201,7 @@ def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
 def driven_by(place: Place) -> Iterator[Outcome]:
     """On pools, kill the raylet, the GCS or the watchdog, or provide an empty token file.
 
-    Without the raylet or the GCS, the run must end with a message and save its state. A killed watchdog must
+    Without the raylet or the GCS, the run must save its state and end with a message. A killed watchdog must
     be replaced, and an empty token file must be rewritten.
     """
     wanted = straight(place, 20)
@@ -232,7 +233,7 @@ def commands(run: Launched, name: str) -> list[int]:
 
 @contextmanager
 def token(path: Path) -> Iterator[None]:
-    """Use an empty file as Ray's token file inside the `with` block."""
+    """Inside the context, make ``path`` an empty file that Ray reads its token from."""
     path.touch()
     before = os.environ.get("RAY_AUTH_TOKEN_PATH")
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)

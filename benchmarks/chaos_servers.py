@@ -1,7 +1,7 @@
 """Reward servers that fail: they answer late, reset connections, or return no valid score for each row.
 
-Each row with a failed answer is a fault. Detected: the row is missing with the right cause. Survived: the run
-continued without it. Wrong: a row has a wrong score.
+Each row without a valid answer is a fault. Detected: the row's score is missing, with the right cause.
+Survived: the run continued without the row. Wrong: a row has a wrong score.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FAILURES: dict[str, tuple[str, int, Callable[[Any, Any], bool]]] = {
 
 
 def failing(place: Place) -> Iterator[Outcome]:
-    """Run three iterations with each failure; the server fails in the second."""
+    """Run three iterations with each failure. The server fails in the second iteration."""
     for name, (cause, cost, fail) in [(name, FAILURES[name]) for name in place.of(FAILURES, 4)]:
         folder = place.folder / name.replace(" ", "-")
         failed: set[str] = set()
@@ -88,8 +88,8 @@ PASSING: dict[str, Callable[[Any], bool]] = {
 def passing(place: Place) -> Iterator[Outcome]:
     """Run three iterations with each temporary failure, which a retry overcomes.
 
-    Each row is a fault. Detected: the request was sent again. Survived: the row has its score. Wrong: the row
-    has another score.
+    Each affected row is a fault. Detected: the request was sent again. Survived: the row has its score.
+    Wrong: the row has another score.
     """
     for name, fail in [(name, PASSING[name]) for name in place.of(PASSING, 3)]:
         folder = place.folder / f"passing-{name}"

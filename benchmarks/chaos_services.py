@@ -1,7 +1,9 @@
-"""Services of a run that are killed, stopped, slow or answer badly, and runs that are killed with a service.
+"""Services of a run that are killed, suspended, slow or answer badly, and runs that are killed with a
+service.
 
-Each row of the iteration with the failure is a fault. Detected: the row is missing with the right cause, or was
-scored after the service was restarted. Survived: the run reached its end. Wrong: a row has a wrong score.
+Each row of the iteration with the failure is a fault. Detected: the row's score is missing with the right
+cause, or the row was scored after the service was restarted. Survived: the run reached its end. Wrong: a row
+has a wrong score.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ ROWS, ITERATIONS = 16, 6
 
 
 def failing(place: Place) -> Iterator[Outcome]:
-    """Run six iterations with each failure; the service fails in the second."""
+    """Run six iterations with each failure. The service fails in the second iteration."""
     for mode in place.of(MODES, 5):
         folder = _folder(place, mode)
         code = faults.in_child(partial(_run, mode, folder))
@@ -86,8 +88,10 @@ def failing(place: Place) -> Iterator[Outcome]:
 
 
 def killed(place: Place) -> Iterator[Outcome]:
-    """Kill the run while its service scores rows. The service must end too, and a resumed run must start a
-    new one."""
+    """Kill the run while its service scores rows.
+
+    The service must end too. A resumed run must start a new service.
+    """
     folder = _folder(place, "kill the run")
     code = faults.in_child(partial(_run, "kill the run", folder))
     again = faults.in_child(
@@ -105,8 +109,9 @@ def killed(place: Place) -> Iterator[Outcome]:
 
 
 def telling(place: Place) -> Iterator[Outcome]:
-    """Let a service print its environment and arguments. No file in the run's folder may contain the
-    secret."""
+    """Let a service print its environment and arguments. No file in the run's folder may contain the secret
+    in them.
+    """
     folder, secret = _folder(place, "tells"), "SEKRET-of-a-service"
     os.environ["OF_MINE_TOKEN"] = secret
     code = faults.in_child(partial(_run, "tells", folder))

@@ -1,6 +1,7 @@
-"""Faults in input from users and models: scripts, configurations, job values, code, random flows, bad weights.
+"""Faults in input from users and models: scripts, configurations, job values, code, random flows, bad
+weights.
 
-Each function yields the outcomes of one class of faults, for the table of ``chaos.py``.
+Each function yields the outcomes of a class of faults, for the table of ``chaos.py``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ HISTORIES = 12
 def scripts(place: Place) -> Iterator[Outcome]:
     """Import scripts and settings of verl and OpenRLHF that are damaged, endless or incomplete.
 
-    The command must refuse with the cause and write nothing.
+    The import must refuse with the cause, and write nothing.
     """
     for number, (name, text, says) in enumerate(place.of(imported.DAMAGED, 12)):
         folder = place.folder / str(number)
@@ -51,7 +52,7 @@ def scripts(place: Place) -> Iterator[Outcome]:
 
 
 def configurations(place: Place) -> Iterator[Outcome]:
-    """Use configurations that a run refuses. `check` must refuse them too."""
+    """Use configurations that a run refuses. `rlflow check` must refuse them too."""
     for number, text in enumerate(place.of(checked.REFUSED, 6)):
         folder = place.folder / str(number)
         folder.mkdir()
@@ -67,7 +68,7 @@ def configurations(place: Place) -> Iterator[Outcome]:
 def joined(place: Place) -> Iterator[Outcome]:
     """Run random flows with follow-up prompts, and with selected and joined rows.
 
-    They run on two ranks. Nodes start with delays, and the run is killed at a node.
+    They run on two ranks. Nodes start with random delays, and the run is killed at a random node.
     """
     for number, (shape, timing) in enumerate(place.of(shapes(HISTORIES), 2)):
         folder = place.folder / str(number)
@@ -77,9 +78,9 @@ def joined(place: Place) -> Iterator[Outcome]:
 
 
 def shapes(count: int) -> list[tuple[dict[str, Any], int]]:
-    """Return ``count`` random shapes of flows, the same in each call.
+    """Return ``count`` random shapes of flows, with seeds. Each call returns the same ones.
 
-    Each shape comes with a seed, which determines when nodes start and when the run is killed.
+    A shape's seed determines when nodes start and when the run is killed.
     """
     found = []
 
@@ -101,7 +102,7 @@ def shapes(count: int) -> list[tuple[dict[str, Any], int]]:
 def job_texts(place: Place) -> Iterator[Outcome]:
     """Put values that a shell, Kubernetes or SkyPilot could execute into job texts.
 
-    Each job text is executed with stand-ins for these programs.
+    Each job text is executed. Stand-ins replace these programs.
     """
     for kind in FORMS:
         for number, value in enumerate(place.of(jobs.HOSTILE, 8)):
@@ -120,12 +121,12 @@ def job_texts(place: Place) -> Iterator[Outcome]:
 
 
 def handed_over(kind: str, text: str, value: str, folder: Path) -> None:
-    """Execute a job text. Raises AssertionError if the value does not reach the run unchanged."""
+    """Execute a job text. Raises AssertionError unless ``value`` reaches the run unchanged."""
     assert parse_flags(jobs.carried_out(kind, text, folder)[0][1:])["hp.v"] == value
 
 
 def escaping_code(place: Place) -> Iterator[Outcome]:
-    """Run code that tries to leave its sandbox, and code that tries to outlive its server."""
+    """Run code that tries to leave its sandbox, or to outlive its server."""
     if probe.missing("code"):
         return  # this machine does not support the complete sandbox, as the service reports
     found = code.attempted(place.folder)
@@ -136,7 +137,7 @@ def escaping_code(place: Place) -> Iterator[Outcome]:
 
 
 def blown_up(place: Place) -> Iterator[Outcome]:
-    """Let a step, or a stage with side effects, make weights non-finite.
+    """Let an optimizer step, or a stage with side effects, make weights non-finite.
 
     The run must name the cause and keep the checkpoint with finite weights.
     """

@@ -1,6 +1,6 @@
-"""Time to trace and check a flow, warm: `python benchmarks/compile.py [ALGORITHM] [--repeats N]`.
+"""Time to trace and check a flow after a warm-up: `python benchmarks/compile.py [ALGORITHM] [--repeats N]`.
 
-Prints medians in milliseconds.
+Prints median milliseconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Time to pack a batch for another process and to distribute rows over ranks, without the transfer itself.
+"""Time to pack a batch for another process, and time to distribute rows over ranks. The transfer is not
+included.
 
     python benchmarks/dataplane.py [--rows 4096] [--tokens 2048]
 
-The batch has rows of 0 to --tokens tokens, with the columns that an update of PPO reads. For comparison, the
+Rows have 0 to --tokens tokens. The batch has the columns that an update of PPO reads. For comparison, the
 time of a plain copy of the same number of bytes is also printed.
 """
 
@@ -29,7 +30,7 @@ COLUMNS = ("tokens", "mask", "sampled_logprobs", "logprobs", "values", "advantag
 
 
 def batch_of(rows: int, longest: int) -> Batch:
-    """Return a batch of ``rows`` rows of 0 to ``longest`` tokens."""
+    """Return a batch with ``rows`` rows of 0 to ``longest`` tokens."""
     lengths = torch.randint(0, longest + 1, (rows,), generator=torch.Generator().manual_seed(0))
     data = {}
     for name in COLUMNS:
@@ -52,7 +53,7 @@ def seconds(call: Callable[[], object], times: int = 7) -> float:
 
 
 def wire(rows: int, longest: int) -> None:
-    """Print the times of packing and unpacking a batch."""
+    """Print the times to pack and unpack a batch."""
     batch = batch_of(rows, longest)
     frame = pack(batch)
     calls = {
@@ -67,8 +68,10 @@ def wire(rows: int, longest: int) -> None:
 
 
 def held(split: list[torch.Tensor], rows: int) -> Batch:
-    """Return a batch with one column that is stored on the ranks of a pool; this is the batch that the driver
-    has."""
+    """Return a batch as the driver holds it, with one column that is stored on the ranks of a pool.
+
+    ``split``: the values on each rank. ``rows``: number of rows in total.
+    """
     shards = [
         Shard(WorkerId("all", rank), rank, len(part), lambda *_: None) for rank, part in enumerate(split)
     ]
@@ -77,7 +80,7 @@ def held(split: list[torch.Tensor], rows: int) -> Batch:
 
 
 def split(rows: int, longest: int) -> None:
-    """Print the times of distributing rows over ranks."""
+    """Print the times to distribute rows over ranks."""
     tokens = torch.randint(0, longest + 1, (rows,), generator=torch.Generator().manual_seed(0))
     units, even = units_of_rows(None, rows), list(torch.arange(rows).tensor_split(RANKS))
     found = balanced(units, tokens, RANKS)

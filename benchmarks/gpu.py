@@ -1,4 +1,4 @@
-"""With one command and within minutes, check everything in rlflow that depends on a GPU.
+"""Check everything in rlflow that depends on a GPU, with one command and within minutes.
 
     python benchmarks/gpu.py                          # every section, the most important ones first
     python benchmarks/gpu.py right waits              # sections or groups of sections, by name
@@ -6,13 +6,13 @@
     python benchmarks/gpu.py --json gpu.json --budget 540
     python benchmarks/gpu.py --device cpu --small     # the checks that a CPU can do, in seconds
 
-The command uses rlflow from this checkout, installed or not. It needs only rlflow's own dependencies: no
-network, model or data. Sections for Ray, DeepSpeed, vLLM, TRL and peft are untested if the package is missing.
-Each section runs in its own process with a deadline. If a section raises, crashes or hangs, the command reports
+The command uses rlflow from this checkout, installed or not. It needs only rlflow's own dependencies, and no
+network, model or data. If Ray, DeepSpeed, vLLM, TRL or peft is missing, its sections are untested. Each
+section runs in its own process with a deadline. If a section raises, crashes or hangs, the command reports
 the cause.
 
-Every check has a number, a bound if there is one, and a verdict: ok, failed or untested. The exit code is 1 if
-a check failed, and 2 if the device does not exist.
+Every check has a number, a bound if there is one, and a verdict: ok, failed or untested. The exit code is 1
+if a check failed, and 2 if the device does not exist.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ FACTS = 90.0  # most seconds for describing the machine
 def from_checkout(folder: Path) -> None:
     """Make this process and its children import rlflow from this checkout, through links in ``folder``.
 
-    In the checkout, algorithms, backends and benchmarks are next to the package; an installation puts them
-    inside it, and the links do the same. The working directory must not be the checkout, because Python also
-    imports from there, and the checkout's folder `rlflow` lacks these packages.
+    In the checkout, algorithms, backends and benchmarks are next to the package. In an installation, they are
+    inside the package, so the links place them there. The working directory must not be the checkout. Python
+    also imports from the working directory, and would find the checkout's folder `rlflow`, which lacks these
+    packages.
     """
     package = folder / "site" / "rlflow"
     package.mkdir(parents=True)
@@ -145,11 +146,10 @@ def run(sections: Any, given: argparse.Namespace, folder: Path, words: list[str]
 
 
 def about(device: str, folder: Path) -> tuple[dict[str, Any], str]:
-    """Return facts about the machine, and the start method for section processes.
+    """Return (facts about the machine, start method for section processes).
 
-    On a GPU, this is the first start method with which a process could query the GPU. A process that is
-    forked from one that has used a GPU cannot use it itself, and a library may use the GPU as soon as it is
-    imported.
+    On a GPU, this is the first start method with which a process could use the GPU. A forked process cannot
+    use a GPU that its parent has used, and importing a library may already use it.
     """
     from gpu.check import Check
     from gpu.report import machine
@@ -173,7 +173,7 @@ def about(device: str, folder: Path) -> tuple[dict[str, Any], str]:
 def say(row: Any, section: Any, ground: Any, left: float) -> None:
     """Run a section, and print each check as soon as it is made.
 
-    ``left``: seconds left in the budget.
+    ``row``: the section's results, to which the checks are added. ``left``: seconds left in the budget.
     """
     from gpu.check import untested
     from gpu.supervise import checks

@@ -1,8 +1,8 @@
-"""The language-model head on few float32 rows: hidden · weightᵀ compared with weight · hiddenᵀ.
+"""Time of the language-model head on few float32 rows: hidden · weightᵀ compared with weight · hiddenᵀ.
 
     python benchmarks/head.py [--vocabulary 262144] [--hidden 640] [--rounds 5]
 
-`backends/local/head.py` computes the latter product. The table shows milliseconds, medians over alternating
+`backends/local/head.py` computes weight · hiddenᵀ. The table shows median milliseconds over alternating
 rounds.
 """
 
@@ -23,7 +23,7 @@ ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 32, 64)
 
 
 def milliseconds(action: Callable[[], Tensor]) -> float:
-    """Return the milliseconds of one call, the mean of three calls after a warm-up."""
+    """Return the milliseconds of a call: the mean of three calls after a warm-up call."""
     action()
     start = time.perf_counter()
     for _ in range(3):

@@ -2,8 +2,8 @@
 
     python benchmarks/idle.py [--ranks 2] [--seconds 20]
 
-One pool trains and the other samples, one after the other, on the null backend. Sampling and updates take
---seconds without computing. Processor times come from /proc (Linux).
+The run uses the null backend. One pool trains and the other samples, one after the other. Sampling and
+updates take --seconds without computing. Processor times come from /proc (Linux).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def used(pid: int) -> float:
-    """Return the processor seconds that a process has used so far in all its threads."""
+    """Return the processor seconds that a process has used so far, in all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def pids(engine: Any) -> dict[str, int]:
-    """Return the process ids of all ranks of all pools, and of this process (the driver)."""
+    """Return the process ids of all ranks and of the driver, by name."""
     requested = {
         str(pool.at(rank)): actor.present.options(concurrency_group="control").remote()
         for pool in engine.pools.values()
@@ -40,9 +40,9 @@ def pids(engine: Any) -> dict[str, int]:
 
 
 def measured(found: dict[str, int], seconds: float) -> dict[str, float]:
-    """Measure for ``seconds`` what share of a core each process uses.
+    """Return the share of a core that each process uses, measured over ``seconds``.
 
-    ``found``: name → process id. Returns name → share.
+    ``found``: the process ids by name.
     """
     before, start = {at: used(pid) for at, pid in found.items()}, time.monotonic()
     time.sleep(seconds)

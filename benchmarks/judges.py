@@ -1,9 +1,10 @@
-"""Time to score rows whose rewards wait for a slow judge. Medians of warm calls.
+"""Time to score rows with rewards that wait for a slow judge: medians of warm calls.
 
     python benchmarks/judges.py [--rows 1024] [--seconds 0.2] [--workers 32] [--turns 3]
 
-Three judges answer after the same time: a function that blocks for each row, an async function that awaits for
-each row, and a loopback server that gets a batch. The first call starts processes and is printed separately.
+Three judges answer after the same time: a function that blocks for each row, an async function that awaits
+for each row, and a loopback server that gets a batch. The first call starts the processes and is printed
+separately.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ async def awaits(completion):
 
 @contextlib.contextmanager
 def served(seconds: float) -> Iterator[str]:
-    """Run a server that gives each row a reward of 1 after ``seconds``. Yields the server's URL."""
+    """Run a server that gives each row a reward of 1 after ``seconds``, and yield its URL."""
 
     class Judge(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -59,7 +60,7 @@ def served(seconds: float) -> Iterator[str]:
 
 
 def measured(reward: str, workers: int | None, rows: int, turns: int) -> tuple[float, float]:
-    """Return the seconds of the first call and the median seconds of ``turns`` later calls."""
+    """Return (seconds of the first call, median seconds of ``turns`` later calls)."""
     batch = Batch.of(prompt=["1+1="] * rows, completion=["2"] * rows, answer=["2"] * rows)
     with RewardPool(workers) as pool:
         (judge,) = bind([parse_reward(reward)], pool)

@@ -2,11 +2,12 @@
 
     python benchmarks/local.py [--pairs 10] [--threads 2]
 
-The workload is 0.8M parameters, 8 prompts × 8 samples × 64 tokens (`rlflow bench peers_fixed`). Seconds are wall
-time, followed by processor time in brackets, which is more reliable on a busy machine.
+The model has 0.8M parameters. An iteration has 8 prompts × 8 samples × 64 tokens (`rlflow bench
+peers_fixed`). Seconds are wall time, followed by processor time in brackets, which is more reliable on a busy
+machine.
 
 1. sampling, log-probs and update, each alone; and only their matrix products
-2. log-probs and then an update, compared with an update that reuses the forward pass of the log-probs
+2. log-probs followed by an update, compared with an update that reuses the forward pass of the log-probs
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ def surrogate(new, logprobs):
 
 
 def times(pairs: int, *calls: Call) -> list[str]:
-    """Return the median wall and processor seconds of calls that alternate. The first two rounds are
-    warm-up."""
+    """Alternate calls, and return the median wall and processor seconds of each as text.
+
+    The first two rounds are a warm-up.
+    """
     found: list[list[tuple[float, float]]] = [[] for _ in calls]
     for turn in range(pairs + 2):
         for number in range(len(calls)):
@@ -83,7 +86,7 @@ class Parts:
         self.trainer.update(self.scored, surrogate)
 
     def separate(self) -> None:
-        """Compute log-probs, then update with a new forward pass."""
+        """Compute log-probs, then update with a second forward pass."""
         self.trainer.update(self.rows | self.trainer.forward(self.rows), surrogate)
 
     def reusing(self) -> None:
@@ -91,7 +94,7 @@ class Parts:
         self.trainer.update(self.rows | self.trainer.forward_ahead(self.rows), surrogate)
 
     def products(self, tokens: int, times: int) -> Call:
-        """Return a call that multiplies the model's weights with ``tokens`` vectors, ``times`` times."""
+        """Return a function that multiplies the model's weights with ``tokens`` vectors, ``times`` times."""
         weights = [p.detach() for p in self.trainer.network.parameters().values() if p.dim() == 2]
         inputs = {p.shape[1]: torch.randn(tokens, p.shape[1]) for p in weights}
         return lambda: [

@@ -2,10 +2,10 @@
 
     python benchmarks/memory.py [--suite peers] [--iterations 20] [--threads N]
 
-The run is the cell `rlflow` of a suite. With `peers` it has 4 prompts of about 190 tokens × 8 samples and a
-model of 0.8M parameters, in one process except for the reward. It needs Linux with glibc. The environment
-variable MALLOC_MMAP_THRESHOLD_=1048576 gives every tensor of at least 1 MiB its own pages. The peak then shows
-only memory that is in use at the same time.
+The run is the cell `rlflow` of a suite. With `peers`, it has 4 prompts of about 190 tokens × 8 samples and a
+model with 0.8M parameters. Only the reward runs in another process. Linux with glibc is required. With the
+environment variable MALLOC_MMAP_THRESHOLD_=1048576, every tensor of at least 1 MiB gets its own pages. The
+peak then contains only memory that is in use at the same time.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ FIELDS = (
 
 
 class Heap(ctypes.Structure):
-    """The struct mallinfo2 of glibc, for its main arena."""
+    """glibc's struct mallinfo2, for its main arena."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in FIELDS]
 
 
 def heap() -> Heap:
-    """Return the current state of the heap."""
+    """Return the current state of the C library's heap."""
     ask = ctypes.CDLL(None).mallinfo2
     ask.restype = Heap
     info: Heap = ask()
@@ -56,8 +56,7 @@ def heap() -> Heap:
 
 
 def tensors() -> int:
-    """Return the bytes of all tensors that Python's garbage collector finds. Storage that several tensors
-    share counts once."""
+    """Return the bytes of all tensors that Python's garbage collector finds. Shared storage counts once."""
     storages = {}
     for each in gc.get_objects():
         if isinstance(each, torch.Tensor):
@@ -66,7 +65,7 @@ def tensors() -> int:
 
 
 def line(iterations: int, seconds: float) -> str:
-    """Return a line of the table: memory of this process in MiB after ``iterations``."""
+    """Return a line of the table: the memory of this process in MiB after ``iterations``."""
     now, peak = resident(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     info = heap()
     sizes = (now, peak, tensors(), info.uordblks, info.fordblks)

@@ -3,14 +3,14 @@
     python benchmarks/nodes.py [--model gemma|qwen3-0.6b] [--algorithm grpo] [--dtype float32] [--prompts 8]
                                [--samples 8] [--tokens 12]
 
-gemma is Gemma 3 270M as in `rlflow bench gemma_calls`, with sums of about 47 tokens. qwen3-0.6b has the sizes of
-Qwen3 0.6B, random weights, and the prompts of `rlflow bench peers_fixed`.
+gemma is Gemma 3 270M as in `rlflow bench gemma_calls`, with prompts of about 47 tokens that ask for sums.
+qwen3-0.6b has the sizes of Qwen3 0.6B, random weights, and the prompts of `rlflow bench peers_fixed`.
 
-The run has two iterations of one AdamW step each; all responses have the same length. Seconds are the mean of
-both iterations, without loading, but with the memory allocation of the first step. The second table shows the
-12 operators with the most processor seconds, and their share of the total. torch's profiler slows the run a
-little and needs minutes at its end; --operators 0 disables it. --lora RANK trains adapters, because PPO of all
-weights of Qwen3 0.6B needs more than 24 GB.
+The run has two iterations with one AdamW step each. All responses have the same length. Seconds are the mean
+of both iterations, without loading, but with the memory allocation of the first step. The second table shows
+the 12 operators with the most processor seconds, and their share of the total. torch's profiler slows the run
+a little and needs minutes at its end; --operators 0 disables it. --lora RANK trains adapters. It is needed
+because PPO of all weights of Qwen3 0.6B takes more than 24 GB.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ QWEN = {
 
 def qwen(folder: Path) -> Path:
     """Write prompts, and a model with the sizes of Qwen3 0.6B and random weights. Returns the file of
-    prompts."""
+    prompts.
+    """
     fixed_shape.make(folder)
     tokenizer = pretrained.read_tokenizer(folder / "model")
     config = Qwen3Config(
@@ -58,8 +59,10 @@ def qwen(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def operators(count: int) -> Iterator[None]:
-    """Profile the code inside the context, and print the ``count`` operators with the most processor time,
-    summed over all threads."""
+    """Profile the code inside the context, and print the ``count`` operators with the most processor time.
+
+    The time is summed over all threads.
+    """
     if not count:
         yield
         return
@@ -78,7 +81,7 @@ def operators(count: int) -> Iterator[None]:
 
 
 def nodes(folder: Path) -> None:
-    """Print the seconds of each node in an iteration."""
+    """Print the seconds of each node in an iteration. ``folder``: the run's folder."""
     bounds = json.loads((folder / "bounds.json").read_text())
     print("| node | seconds per iteration |\n| --- | ---: |")
     for name, node in bounds["nodes"].items():

@@ -1,10 +1,10 @@
-"""Record the times of repeated equal work, for tests of the statistics of `rlflow.benchmarks`.
+"""Record the times of repeated equal work, as input for tests of the statistics in `rlflow.benchmarks`.
 
     python benchmarks/noise.py tests/benchmarks/noise.json [--blocks 200] [--iterations 3] [--prompts 2]
 
-The work is an iteration of `grpo` on the packaged model, on the backends null and local, which alternate block
-by block in one process. Two blocks of a backend differ only by the noise of the machine and by the sampled
-responses. The file also has the settings, the machine and its load.
+The work is an iteration of `grpo` on the packaged model. The backends null and local alternate block by block
+in one process. Two blocks of a backend differ only by the noise of the machine and by the sampled responses.
+The file also records the settings, the machine and its load.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLOCKS = ("wall", "processor")
 
 
 def prepared(backend: str, prompts: int) -> RunContext:
-    """Prepare a run of grpo whose iterations are timed alone: without recording, evaluating or saving."""
+    """Prepare a run of grpo, so that iterations can be timed without recording, evaluating and saving."""
     loaded = load_flow("grpo")
     config, hp = resolve_config(
         loaded,
@@ -38,8 +38,9 @@ def prepared(backend: str, prompts: int) -> RunContext:
 
 
 def block(run: RunContext, iterations: int) -> tuple[float, float]:
-    """Run one block of iterations on the same prompts. Returns wall and processor seconds for an
-    iteration."""
+    """Run one block of iterations on the same prompts. Returns (wall seconds, processor seconds) per
+    iteration.
+    """
     rows = run.prompts.take(run.options.prompts)
     wall, processor = time.perf_counter(), time.process_time()
     for _ in range(iterations):

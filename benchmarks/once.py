@@ -1,9 +1,9 @@
 """Check that a run does its setup work only once: `python benchmarks/once.py [--pools all=2]`.
 
-Runs one small iteration of ppo. Prints for each process how often it resolved the settings of a role's side,
-read the headers of a model folder, placed roles, and ran all passes. It also lists from the source the functions
-that take the run's configuration, and the places that look up capabilities of a backend by name. Exits with 1 if
-something is repeated or a limit is exceeded.
+Runs one small iteration of ppo. Prints how often each process resolved the settings of a role's side, read
+the headers of a model folder, placed roles, and ran all compiler passes. Also lists the functions that take
+the run's configuration, and the places that look up capabilities of a backend by name; both are found in the
+source. Exits with 1 if something is repeated or a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
 
 
 class Counts:
-    """Counts calls of the functions in ``COUNTED``, under all names by which modules import them.
+    """Counts calls of the functions in ``COUNTED``, under every name by which a module imports them.
 
-    The counts are kept in a file, because workers are killed at the end.
+    The counts are kept in a file, because workers are killed at the end of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -98,13 +98,13 @@ class Counts:
 
 
 def begin() -> None:
-    """Start counting in a worker. The flow's file calls this when a worker loads the file."""
+    """Start counting in a worker. The flow's file calls this function when a worker loads the file."""
     if FOLDER in os.environ and os.environ[FOLDER].partition(" ")[0] != str(os.getpid()):
         Counts(Path(os.environ[FOLDER].partition(" ")[2])).begin()
 
 
 def counted_run(folder: Path, **keywords: Any) -> tuple[dict[str, int], list[dict[str, int]]]:
-    """Run one iteration of ppo. Returns the counts of the driver and of each worker."""
+    """Run one iteration of ppo. Returns (counts of the driver, counts of each worker)."""
     import rlflow
     import rlflow.runs.prepare
     from rlflow.config.footprint import _facts as model_facts_of_file
@@ -141,8 +141,9 @@ def counted_run(folder: Path, **keywords: Any) -> tuple[dict[str, int], list[dic
 
 
 def more_than_once(driver: dict[str, int], workers: list[dict[str, int]]) -> list[str]:
-    """Return the repeated work: anything that a process did twice, and placement or planning that a worker
-    did."""
+    """Return a line for each repeated work: work that a process did twice, and placement or planning by a
+    worker.
+    """
     repeated = [
         f"{process}: {what}, {count} times"
         for process, sums in (("driver", driver), *(("worker", each) for each in workers))
@@ -181,9 +182,9 @@ def package() -> list[Module]:
 def named(
     annotation: ast.expr | None, module: str, imports: dict[str, tuple[str, str]]
 ) -> set[tuple[str, str]]:
-    """Return (module, name) for everything that an annotation names.
+    """Return everything that an annotation names, as (module, name).
 
-    The argument of Pool[Worker] is ignored, because a pool has only handles of processes.
+    The argument of Pool[Worker] is ignored, because a pool only has handles of processes.
     """
     nodes = list(ast.walk(annotation)) if annotation is not None else []
     pools = [node for node in nodes if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Pool"]
@@ -196,8 +197,7 @@ def named(
 
 
 def contents(cls: ast.ClassDef) -> list[ast.expr | None]:
-    """Return the annotations of a class's fields, and of those parameters that ``__init__`` stores
-    unchanged."""
+    """Return the annotations of a class's fields, and of the parameters that ``__init__`` stores unchanged."""
     makers = [item for item in cls.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
     taken = {
         each.arg: each.annotation for maker in makers for each in (*maker.args.args, *maker.args.kwonlyargs)
@@ -221,7 +221,7 @@ def contents(cls: ast.ClassDef) -> list[ast.expr | None]:
 
 
 def imported(nodes: list[ast.AST]) -> dict[str, tuple[str, str]]:
-    """Return the imports of a module: name in the module → (module, name) of the imported object."""
+    """Return (module, name) of each imported object, by its name in the importing module."""
     found = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     return {
         alias.asname or alias.name: (node.module or "", alias.name) for node in found for alias in node.names
@@ -229,7 +229,7 @@ def imported(nodes: list[ast.AST]) -> dict[str, tuple[str, str]]:
 
 
 def takers(modules: Sequence[Module]) -> list[str]:
-    """Return the functions with a parameter annotated as the run's configuration, or as an object that
+    """Return the functions with a parameter annotated as the run's configuration or as an object that
     contains it.
 
     The configuration may be at any depth inside the object.
@@ -281,7 +281,7 @@ def optional() -> set[str]:
 
 
 def probes(modules: Sequence[Module]) -> list[str]:
-    """Return the places in the source that look up a capability of a backend with getattr or hasattr."""
+    """Return the places in the source that look up a backend's capability with getattr or hasattr."""
     names = optional()
     return [
         f"{path}:{call.lineno} {call.args[1].value}"

@@ -1,8 +1,8 @@
-"""Overlap of a reward with a forward, and nodes per second of the executor.
+"""Overlap of a reward with a forward pass, and nodes per second of the executor.
 
     python benchmarks/overhead.py [--times 10]
 
-1. A reward function of 0.5 s in a warm process, in parallel with a torch forward of 0.5 s of another role: median.
+1. Median time of a reward function of 0.5 s in a warm process, in parallel with another role's torch forward of 0.5 s.
 2. Nodes per second on the null backend, with recording on.
 
 `rlflow bench overhead` compares an iteration with a hand-written loop.
@@ -64,7 +64,9 @@ def parallel(prompts, actor, critic, reward):
 
 
 def overlap(times: int) -> None:
-    """Time a flow with a reward and a forward of 0.5 s each. It has one row, so that the reward runs once."""
+    """Time a flow with a reward and a forward pass of 0.5 s each. It has one row, so that the reward runs
+    once.
+    """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "reward.py").write_text(REWARD)
@@ -110,7 +112,7 @@ def chain(prompts, actor, reward):
 
 
 def null_rate(iterations: int = 40) -> None:
-    """Print how many nodes of a long chain run per second. Each iteration is recorded as in a run."""
+    """Print the nodes per second of a long chain. Iterations are recorded as in a normal run."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "chain.py").write_text(CHAIN)
         run = prepared(f"{folder}/chain.py", backend="null", prompts=8)

@@ -3,12 +3,13 @@
     python benchmarks/packing.py [--model FOLDER] [--dtype float32] [--prompts 4] [--samples 8] [--prompt 190]
                                  [--tokens 256] [--rounds 5] [--ways padded packed compiled]
 
-It measures log-probs, and log-probs with their gradient, of random tokens. Responses have --tokens tokens; with
+It measures log-probs of random tokens, without and with their gradient. Responses have --tokens tokens; with
 0, the default, they have the lengths of `rlflow bench peers`. "compiled" is packed rows with `--ROLE.compile
-true`. Each variant runs in its own process with one thread, and the processes alternate.
+true`. Each variant runs in its own process with one thread. The processes alternate.
 
-The table shows medians of processor seconds, the peak memory of a process, and seconds to load, which include
-compiler processes. The default model is the one of `rlflow bench peers`: a Qwen3 with 0.8M parameters.
+The table shows median processor seconds, the peak memory of a process, and the seconds of loading, which
+include compiler processes. The default model is the one of `rlflow bench peers`: a Qwen3 with 0.8M
+parameters.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def learn(trainer: Trainer, rows: Batch) -> None:
-    """Run forward and backward for all micro-batches, without an optimizer step."""
+    """Run forward and backward passes for all micro-batches, without an optimizer step."""
     for micro in trainer._micros(rows):
         new = trainer.compute(rows.rows(micro), ("logprobs",))
         assert new.logprobs is not None
@@ -70,7 +71,7 @@ def learn(trainer: Trainer, rows: Batch) -> None:
 
 
 def processor_seconds() -> float:
-    """Return the processor seconds of this process and of its ended child processes."""
+    """Return the processor seconds of this process and of its child processes that have ended."""
     return sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -78,7 +79,7 @@ def processor_seconds() -> float:
 
 
 def way(given: argparse.Namespace, settings: dict[str, bool], line: Connection) -> None:
-    """Run one variant in this process: for each message on ``line``, run a round and send its seconds.
+    """Run one variant in this process. For each message on ``line``, run a round and send its seconds.
 
     At the end, send the peak memory in MiB and the seconds of loading.
     """
@@ -93,7 +94,7 @@ def way(given: argparse.Namespace, settings: dict[str, bool], line: Connection) 
 
 
 def measured(given: argparse.Namespace) -> None:
-    """Measure all variants and print the table."""
+    """Measure all variants, and print the table."""
     spawn = multiprocessing.get_context("spawn")
     lines = {}
     for name in given.ways:

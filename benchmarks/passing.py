@@ -1,10 +1,10 @@
-"""Time to transfer weights between two pools, by shared memory, Ray's object store, or complete tensors.
+"""Time to transfer weights between two pools by shared memory, by Ray's object store, or as complete tensors.
 
     python benchmarks/passing.py [--repeats 7] [--megabytes 222] [--json]
 
-Two Ray workers hold the FSDP2 shards of a bf16 model, and two others need the shards of tensor parallel 2. All
-run on this machine with one thread each. ``whole`` is the second half of ``--weights gather``: rank 0 has
-gathered the model and sends all of it to every rank, which keeps its shard. ``memcpy`` copies as many bytes as a
+Two Ray workers hold the FSDP2 shards of a bf16 model. Two other workers need the shards of tensor parallel 2.
+All run on this machine with one thread each. ``whole`` is the second half of ``--weights gather``: rank 0 has
+gathered the model and sends it to every rank, which keeps its shard. ``memcpy`` copies as many bytes as a
 rank's shard has. Times are medians over repeats, measured by the driver.
 """
 
@@ -44,7 +44,7 @@ WAYS = ("whole", "store", "segment", "memcpy")
 
 
 class Side:
-    """A worker of one pool. In place of a trainer or generator, it has memory in the same layout."""
+    """A worker of one pool. Instead of a trainer or generator, it has memory with the same layout."""
 
     def __init__(self, megabytes: float, rank: int, sends: bool) -> None:
         torch.set_num_threads(1)
@@ -66,7 +66,7 @@ class Side:
         }
 
     def passing(self, role: str, step: str, *arguments: Any) -> Any:
-        """Run a step of a weight transfer, with the interface of a run's worker."""
+        """Run one step of a weight transfer. The method has the interface of a run's worker."""
         if step == "begin":
             trainer = SimpleNamespace(pieces=lambda: self.pieces)
             generator = SimpleNamespace(
@@ -83,7 +83,7 @@ class Side:
         yield
 
     def whole(self) -> Any:
-        """Return the complete model, packed as after a gather."""
+        """Return the complete model, packed as after gathering it."""
         return pack_tensors({name: weight(name, shape) for name, shape in self.shapes.items()})
 
     def receive(self, payload: Any) -> None:
@@ -100,7 +100,7 @@ class Side:
         return 1000 * (time.perf_counter() - start)
 
     def exact(self) -> bool:
-        """Return whether the shards have the right values."""
+        """Whether this rank's shards have the right values."""
         return exact(self.pieces)
 
 
@@ -109,7 +109,7 @@ def _part(tensor: Tensor, box: tuple[tuple[int, int], ...]) -> Tensor:
 
 
 def pools(megabytes: float) -> tuple[Pool[Any], Pool[Any]]:
-    """Start the pools of trainer and generator."""
+    """Start the trainer's pool and the generator's pool, and return both."""
     environment = {"env_vars": {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)}}
     made: list[Pool[Any]] = [
         make_pool(
@@ -128,7 +128,7 @@ def pools(megabytes: float) -> tuple[Pool[Any], Pool[Any]]:
 
 
 def measured(megabytes: float, repeats: int) -> dict[str, Any]:
-    """Measure all transports; return the row of the table."""
+    """Measure all transports, and return the row of the table."""
     train, rollout = pools(megabytes)
     transfers = {
         name: WeightTransfer("actor", train, rollout, how)

@@ -32,7 +32,7 @@ def graph_picture() -> str:
 
 
 def curves_of(page: str) -> dict[str, Curve]:
-    """Return the curves in the table "Accuracy by iteration" of a page, by algorithm."""
+    """Return the learning curves in the table "Accuracy by iteration" of a page, by algorithm."""
     _, _, section = page.partition("## Accuracy by iteration\n")
     head, _, *rows = re.findall(r"^\|(.*)\|$", section.partition("\n## ")[0], re.MULTILINE)
     iterations = [int(cell) for cell in head.split("|")[1:]]
@@ -78,8 +78,7 @@ def learning_picture(curves: Mapping[str, Curve]) -> str:
 
 
 def _apart(heights: Sequence[float], room: float = 14.0) -> list[float]:
-    """Return the heights in their given order. A height that is closer than ``room`` to the one above is
-    moved down."""
+    """Move heights that are less than ``room`` apart, and return all heights in the given order."""
     moved = dict.fromkeys(range(len(heights)), 0.0)
     free = float("-inf")
     for number in sorted(moved, key=lambda number: heights[number]):
@@ -88,7 +87,7 @@ def _apart(heights: Sequence[float], room: float = 14.0) -> list[float]:
 
 
 def pictures() -> dict[Path, str]:
-    """Return the content of each picture, by file."""
+    """Return the content of each picture, by file path."""
     page = (ROOT / "docs" / "learning.md").read_text()
     return {IMAGES / "rloo.svg": graph_picture(), IMAGES / "learning.svg": learning_picture(curves_of(page))}
 

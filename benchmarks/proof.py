@@ -2,17 +2,17 @@
 
     python benchmarks/proof.py [--count N] [--algorithm NAME ...]
 
-A fault is a small change of a shipped algorithm's source (`proof_faults.py`). It is harmful if a gradient
-vanishes or changes its direction, or if the flow is refused. The gradient here is that of an update with
-respect to the log-probs, for a role that learns from a reward. It is compared with the gradient of the
-shipped file on the same rows and scores: a cosine below TURNED is harmful.
+A fault is a small change to the source of an algorithm that comes with rlflow (`proof_faults.py`). It is
+harmful if a gradient vanishes or changes its direction, or if the flow is refused. This gradient is that of
+an update with respect to the log-probs, for a role that learns from a reward. It is compared with the
+gradient of the original file on the same rows and scores. A cosine below TURNED is harmful.
 
-`--shipped` proves the unchanged shipped algorithms by all claims of `rlflow prove` and prints a line for each.
-It exits with 1 if a claim is falsified. With `--backend fsdp deepspeed vllm null` it proves four algorithms on
+`--shipped` proves the unchanged algorithms by all claims of `rlflow prove` and prints a line for each. It
+exits with 1 if a claim is falsified. With `--backend fsdp deepspeed vllm null` it proves four algorithms on
 each backend. Trainers and null run on two Ray workers; the generator vllm runs in this process.
 
-`--cost` prints the share of the quick proof in the packaged run, and the time of `rlflow prove`. By default it
-does so for ppo and grpo. It also alternates `--rounds N` short runs with and without the quick proof.
+`--cost` prints the share of the quick proof in the packaged run, and the time of `rlflow prove`; by default
+for ppo and grpo. It also alternates `--rounds N` short runs with and without the quick proof.
 """
 
 from __future__ import annotations
@@ -68,13 +68,15 @@ def prepared(file: str, name: str, backend: str = "local") -> RunContext:
 
 
 def gradients(claims: FlowClaims) -> list[dict[str, Direction]]:
-    """Return the gradient directions from three dry runs: for each dry run, node → direction."""
+    """Make three dry runs, and return the gradient directions of each, by node."""
     return [claims.directions(claims.stage.dry_run_once(uneven(seed))) for seed in range(3)]
 
 
 def by_row(direction: Direction) -> dict[Row, torch.Tensor]:
-    """Return the gradient by row: float64 [tokens], or [1] for the score of a row. The gradients of equal
-    rows are summed."""
+    """Return the gradient of each row, float64: [tokens], or [1] for the score of a row.
+
+    The gradients of equal rows are summed.
+    """
     sums: dict[Row, torch.Tensor] = {}
     for row, value in zip(keys(direction.rows), direction.main.double(), strict=True):
         own = value[: len(row[1])] if value.dim() else value[None]
@@ -83,7 +85,7 @@ def by_row(direction: Direction) -> dict[Row, torch.Tensor]:
 
 
 def cosine(one: Direction, other: Direction) -> float:
-    """Return the cosine of two gradients. On rows that only one of them has, the other one is 0."""
+    """Return the cosine of two gradients. If a row is missing in one of them, its gradient there is 0."""
     left, right = by_row(one), by_row(other)
     dot = sum(float((value * right[row]).sum()) for row, value in left.items() if row in right)
     sizes = [sum(float(value.square().sum()) for value in values.values()) ** 0.5 for values in (left, right)]
@@ -91,8 +93,11 @@ def cosine(one: Direction, other: Direction) -> float:
 
 
 def harmful(sound: list[dict[str, Direction]], broken: list[dict[str, Direction]]) -> bool:
-    """Return whether, averaged over the dry runs, the gradient of an update vanishes or changes its
-    direction."""
+    """Whether a fault makes the gradient of any update vanish or change its direction, averaged over the dry
+    runs.
+
+    ``sound`` and ``broken``: gradient directions without and with the fault, by node, for each dry run.
+    """
     for node in sound[0]:
         pairs = [
             (one[node], other.get(node)) for one, other in zip(sound, broken, strict=True) if node in one
@@ -106,9 +111,10 @@ def harmful(sound: list[dict[str, Direction]], broken: list[dict[str, Direction]
 
 
 def tried(fault: Fault, name: str, sound: list[dict[str, Direction]]) -> tuple[bool, list[Claim] | str]:
-    """Test a fault. Returns whether it is harmful, and the findings.
+    """Test a fault. Returns (whether it is harmful, findings).
 
-    The findings are the falsified claims, or the code of the error with which the file is refused.
+    The findings are the falsified claims, or the code of the error that refuses the file. ``sound``: gradient
+    directions without the fault.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.py"
@@ -129,7 +135,7 @@ def tried(fault: Fault, name: str, sound: list[dict[str, Direction]]) -> tuple[b
 
 
 def proved(name: str, backend: str) -> list[Claim]:
-    """Prove all claims about a shipped algorithm on the packaged task."""
+    """Prove all claims about one of rlflow's algorithms on the packaged task."""
     context = prepared(str(ALGORITHMS / f"{name}.py"), name, backend)
     try:
         return list(whole(context))
@@ -138,7 +144,7 @@ def proved(name: str, backend: str) -> list[Claim]:
 
 
 def shipped(names: list[str], backends: list[str]) -> int:
-    """Prove shipped algorithms. Prints a line for each, followed by the claims that are not proved.
+    """Prove rlflow's algorithms. Prints a line for each, followed by the claims that are not proved.
 
     Returns 1 if a claim is falsified, otherwise 0.
     """
@@ -156,14 +162,13 @@ def shipped(names: list[str], backends: list[str]) -> int:
 
 
 def chosen_faults(names: list[str], count: int) -> list[tuple[str, Fault]]:
-    """Return all faults of these algorithms, or a random sample of ``count`` of them, which is the same each
-    time."""
+    """Return all faults of these algorithms, or a random sample of ``count`` faults, the same in each call."""
     every = [(name, fault) for name in names for fault in faults((ALGORITHMS / f"{name}.py").read_text())]
     return random.Random(0).sample(every, count) if 0 < count < len(every) else every
 
 
 def sound_gradients(name: str) -> list[dict[str, Direction]]:
-    """Return the gradient directions of the shipped file."""
+    """Return the gradient directions of the unchanged algorithm file."""
     context = prepared(str(ALGORITHMS / f"{name}.py"), name)
     try:
         return gradients(FlowClaims(dry_runs(context, 8)))
@@ -176,7 +181,7 @@ class Verdict:
     """The result of testing a fault.
 
     ``should``: whether the fault is harmful and should be found. ``found``: names of falsified claims, or the
-    code of the error with which the file is refused.
+    code of the error that refuses the file.
     """
 
     algorithm: str
@@ -192,7 +197,7 @@ class Verdict:
 
 
 def kept(journal: Path | None) -> list[Verdict]:
-    """Return the verdicts in a journal."""
+    """Return the verdicts recorded in a journal; empty without a journal."""
     return (
         [Verdict(**json.loads(line)) for line in journal.read_text().splitlines()]
         if journal and journal.exists()
@@ -201,8 +206,7 @@ def kept(journal: Path | None) -> list[Verdict]:
 
 
 def verdicts(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) -> Iterator[Verdict]:
-    """Yield the verdict on each fault: first the verdicts in the journal, then new ones, which are added to
-    the journal.
+    """Yield the verdict on each fault. Recorded verdicts come first; new verdicts are added to the journal.
 
     After ``budget`` seconds, no further fault is tested.
     """
@@ -225,8 +229,9 @@ def verdicts(chosen: list[tuple[str, Fault]], journal: Path | None, budget: floa
 
 
 def judge(chosen: list[tuple[str, Fault]], journal: Path | None, budget: float) -> None:
-    """Test the faults and print the findings on each. At the end, print the share of harmful faults that were
-    found."""
+    """Test the faults and print the findings on each, and at the end the share of harmful faults that were
+    found.
+    """
     every = []
     for verdict in verdicts(chosen, journal, budget):
         every.append(verdict)

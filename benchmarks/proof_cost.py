@@ -36,8 +36,7 @@ def command(*words: str) -> Use:
 
 
 def in_turns(name: str, rounds: int, folder: str) -> dict[str, list[Use]]:
-    """Alternate short runs of an algorithm with and without the quick proof. Returns the uses of each
-    kind."""
+    """Alternate short runs with and without the quick proof. Returns the uses of time by "off" and "quick"."""
     uses: dict[str, list[Use]] = {"off": [], "quick": []}
     for number in range(rounds):
         for prove in list(uses)[:: 1 if number % 2 else -1]:
@@ -46,7 +45,7 @@ def in_turns(name: str, rounds: int, folder: str) -> dict[str, list[Use]]:
 
 
 def cost_text(name: str, rounds: int) -> str:
-    """Measure the cost of proofs for one algorithm, and return it as lines of text."""
+    """Measure the cost of proofs for one algorithm, and return lines of text about it."""
     with tempfile.TemporaryDirectory() as folder:
         whole = command("run", name, "--out", folder)  # this run also fills the file cache for the short runs
         uses = in_turns(name, rounds, folder)

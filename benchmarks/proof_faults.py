@@ -1,4 +1,4 @@
-"""Faults with which proofs are tested: each is a single small change to a shipped algorithm's source."""
+"""Faults that test proofs. Each is one small change to the source of an algorithm that comes with rlflow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """A changed file: the kind and the place of the change, and the changed text."""
+    """An algorithm file with a fault: the kind and place of the change, and the changed text."""
 
     kind: str
     where: str
@@ -20,7 +20,7 @@ def faults(source: str) -> Iterator[Fault]:
     """Yield every fault that can be made in a file.
 
     A fault is a deleted merge; a result of a loss or stage that is detached, multiplied by 0, negated or
-    shifted by a row; or a changed column, or two swapped columns, of a loss.
+    shifted by a row; a changed column of a loss; or two swapped columns of a loss.
     """
     tree = ast.parse(source)
     for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
@@ -58,7 +58,7 @@ def _of_loss(source: str, function: ast.FunctionDef) -> Iterator[Fault]:
 
 
 def _of_flow(source: str, function: ast.FunctionDef) -> Iterator[Fault]:
-    """Yield deleted merges: `batch |= call` becomes `call`."""
+    """Yield the faults that delete a merge: `batch |= call` becomes `call`."""
     for node in ast.walk(function):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr):
             yield Fault(
@@ -81,7 +81,10 @@ def _returns(source: str, function: ast.FunctionDef, forms: dict[str, str]) -> I
 
 
 def _inserted(source: str, function: ast.FunctionDef, kind: str, line: str, what: str) -> Fault:
-    """Return the fault that inserts ``line`` before the function's first statement, after its docstring."""
+    """Return the fault that inserts ``line`` at the beginning of a function, after its docstring.
+
+    ``kind`` and ``what``: kind and description of the fault.
+    """
     body = [
         node
         for node in function.body

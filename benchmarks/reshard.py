@@ -1,16 +1,17 @@
-"""Cost of weight transfers: bytes against the lower bound, and time against an all-gather and a plain copy.
+"""Cost of weight transfers: bytes compared with the lower bound, and time compared with an all-gather and a
+plain copy.
 
     python benchmarks/reshard.py [--repeats 7] [--megabytes 222] [--parts large small four plans] [--json]
 
 Ranks are processes with one thread each that communicate by gloo. They hold real FSDP2 and tensor-parallel
-shards of a bf16 model; ZeRO-3's flat parts have the layout of DeepSpeed. ``gather`` gathers every complete
-parameter on every rank and copies the part that the rank needs, as most frameworks do by default. For FSDP2 it
-uses ``DTensor.full_tensor``, otherwise one all-gather for each parameter. ``memcpy`` copies as many bytes as the
-rank's target has.
+shards of a bf16 model; ZeRO-3's flat shards have the layout of DeepSpeed. ``gather`` gathers every complete
+parameter on every rank, and copies the part that the rank needs. Most frameworks do this by default. For
+FSDP2 it uses ``DTensor.full_tensor``, otherwise one all-gather for each parameter. ``memcpy`` copies as many
+bytes as the rank's target has.
 
-Times are medians over alternating repeats, for the slowest rank; ratios in brackets use the fastest repeats.
-With 4 ranks and a quarter of the model, only bytes and exactness are checked. Planning is timed in CPU seconds,
-in one process, for the shapes of Qwen3-8B.
+Times are medians over alternating repeats, for the slowest rank. Ratios in brackets use the fastest repeats.
+With 4 ranks and a quarter of the model, only bytes and exactness are checked. Planning is timed in CPU
+seconds, in one process, for the shapes of Qwen3-8B.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def numel(shape: tuple[int, ...]) -> int:
 
 @cache
 def weight(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return the random weight for a name, which is the same in every call."""
+    """Return the random weight with this name and shape. Each call returns the same values."""
     rng = torch.Generator().manual_seed(sum(map(ord, name)))
     return (
         torch.randint(-(1 << 15), 1 << 15, shape, generator=rng, dtype=torch.int16)
@@ -111,7 +112,7 @@ def weight(name: str, shape: tuple[int, ...]) -> Tensor:
 def trainer(
     cell: str, shapes: dict[str, tuple[int, ...]], rank: int, ranks: int
 ) -> tuple[dict[str, Tensor], dict[str, TensorViews]]:
-    """Create the trainer's weights on a rank. Returns the live tensors and their views."""
+    """Create the trainer's weights on a rank. Returns (live tensors, their views) by name."""
     wholes = {name: weight(name, shape) for name, shape in shapes.items()}
     mesh = init_device_mesh("cpu", (ranks,))
     if cell.startswith("FSDP2"):
@@ -137,7 +138,7 @@ def trainer(
 
 
 def rollout(cell: str, shapes: dict[str, tuple[int, ...]], ranks: int) -> WeightLayout:
-    """Return the generator's layout."""
+    """Return the layout of the generator's weights in a cell."""
     return (
         tensor_parallel(shapes, "bfloat16", ranks, ranks)
         if cell.endswith("TP")
@@ -146,7 +147,7 @@ def rollout(cell: str, shapes: dict[str, tuple[int, ...]], ranks: int) -> Weight
 
 
 def empty(layout: WeightLayout, rank: int) -> dict[str, TensorViews]:
-    """Allocate the tensors that a rank has in a layout."""
+    """Allocate the tensors of a rank in a layout."""
 
     def view(box: Sequence[tuple[int, int]]) -> ShardView:
         return ShardView(box, torch.empty(lengths(box), dtype=torch.bfloat16))
@@ -158,7 +159,7 @@ def empty(layout: WeightLayout, rank: int) -> dict[str, TensorViews]:
 
 
 class FullTensors:
-    """Gathers each parameter with the trainer's own method, and copies the part that this rank needs."""
+    """Gathers each parameter with the trainer's own method, and copies this rank's part."""
 
     def __init__(self, live: dict[str, Tensor], views: dict[str, TensorViews]) -> None:
         self.live, self.views = live, views
@@ -172,7 +173,7 @@ class FullTensors:
 
 
 class Gather:
-    """Gathers each parameter with one all-gather; every rank copies the part that it needs."""
+    """Gathers each parameter with one all-gather, and copies this rank's part."""
 
     def __init__(
         self, source: WeightLayout, mine: dict[str, TensorViews], views: dict[str, TensorViews]
@@ -201,7 +202,7 @@ class Gather:
 
 
 def timed(act: Callable[[], Any]) -> float:
-    """Return the milliseconds of an action on this rank. All ranks start it together."""
+    """Return the milliseconds of an action on this rank. All ranks start it at the same time."""
     dist.barrier()
     start = time.perf_counter()
     act()
@@ -216,7 +217,7 @@ def copier(views: dict[str, TensorViews]) -> Callable[[], None]:
 
 
 def exact(views: dict[str, TensorViews]) -> bool:
-    """Return whether the views have the right values, and clear the views."""
+    """Whether the views have the right values. Clears the views afterwards."""
     for name, mine in views.items():
         whole = weight(name, mine.shape)
         for piece in mine.pieces:
@@ -275,7 +276,7 @@ def measure(cell: str, megabytes: float, rank: int, ranks: int, repeats: int) ->
 
 
 def work(meeting: str, rank: int, ranks: int, cells: list[str], megabytes: float, repeats: int) -> None:
-    """Run one rank: measure all cells and print the results as JSON."""
+    """Run one rank: measure all cells, and print the results as JSON."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -294,7 +295,7 @@ def work(meeting: str, rank: int, ranks: int, cells: list[str], megabytes: float
 
 
 def launched(ranks: int, cells: list[str], megabytes: float, repeats: int) -> list[dict[str, Any]]:
-    """Start the ranks; return the results of each."""
+    """Start the ranks, and return the results of each rank."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with tempfile.TemporaryDirectory() as folder:
         given = [str(Path(folder) / "meeting"), str(ranks), json.dumps(cells), str(megabytes), str(repeats)]
@@ -316,12 +317,12 @@ def launched(ranks: int, cells: list[str], megabytes: float, repeats: int) -> li
 
 
 def slowest(found: list[dict[str, Any]], cell: str, name: str) -> list[float]:
-    """Return the time that the slowest rank needed in each repeat."""
+    """Return the time of the slowest rank in each repeat."""
     return list(map(max, zip(*(one[cell]["times"][name] for one in found), strict=True)))
 
 
 def rows(ranks: int, megabytes: float, repeats: int) -> list[dict[str, Any]]:
-    """Measure all cells; return the rows of the table."""
+    """Measure all cells, and return the rows of the table."""
     found, made = launched(ranks, list(CELLS), megabytes, repeats), []
     for cell in CELLS:
         row: dict[str, Any] = {
@@ -345,7 +346,7 @@ def rows(ranks: int, megabytes: float, repeats: int) -> list[dict[str, Any]]:
 
 
 def plans() -> list[dict[str, Any]]:
-    """Measure the CPU seconds of planning for Qwen3-8B; return rows of the table."""
+    """Measure the CPU seconds of planning for Qwen3-8B, and return rows of the table."""
     shapes, made = decoder(**QWEN3_8B), []
     for ranks in (8, 64, 256):
         zero3, fsdp = flat(shapes, "bfloat16", ranks), sharded(shapes, "bfloat16", [Cut(range(ranks), ranks)])
@@ -372,7 +373,7 @@ def plans() -> list[dict[str, Any]]:
 
 
 def ratio(row: dict[str, Any], one: str, other: str, digits: int) -> str:
-    """Return the ratio of two medians, followed in brackets by the ratio of the fastest repeats."""
+    """Return the ratio of two medians as text, followed by the ratio of the fastest repeats in brackets."""
     return (
         f"{row[one] / row[other]:.{digits}f} ({row[f'{one} fastest'] / row[f'{other} fastest']:.{digits}f})"
     )

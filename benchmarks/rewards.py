@@ -1,9 +1,9 @@
-"""Time to score a row in a warm process, optionally compared with another checkout of rlflow. Medians.
+"""Median time to score a row in a warm process, optionally compared with another checkout of rlflow.
 
     python benchmarks/rewards.py [--rows 512] [--turns 5] [--against FOLDER]
 
-Rows come from the packaged arithmetic task, and from a reasoning-gym task whose scorer evaluates text. Both
-checkouts alternate.
+Rows come from the packaged arithmetic task, and from a reasoning-gym task whose scorer evaluates text as
+code. The two checkouts alternate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CALLS = 10  # timed calls in a process
 
 
 def measured(scorer: ScorerSpec, names: list[str], row: list[str], rows: int) -> float:
-    """Return the median milliseconds per row, after one call that starts the process."""
+    """Return the median milliseconds per row. A first call, which starts the process, is not counted."""
     with RewardPool(1) as pool:
         seconds = []
         for _ in range(CALLS + 1):
@@ -36,7 +36,7 @@ def measured(scorer: ScorerSpec, names: list[str], row: list[str], rows: int) ->
 
 
 def one_side(rows: int) -> None:
-    """Print the milliseconds per row of both tasks, for this checkout."""
+    """Print the milliseconds per row of both tasks for this checkout."""
     entry = '{"answer": "3 + 4", "metadata": {"source_dataset": "countdown", "numbers": [3, 4], "target": 7}}'
     packaged = measured(MATCH, ["completion", "answer"], ["42", "42"], rows)
     evaluated = measured(gym.scorer("countdown", {}), ["completion", "entry"], ["3 + 4", entry], rows)
@@ -44,7 +44,7 @@ def one_side(rows: int) -> None:
 
 
 def other_process(folder: str, rows: int) -> list[float]:
-    """Measure another checkout in a separate process. Returns its milliseconds per row."""
+    """Measure another checkout in a separate process, and return its milliseconds per row."""
     environment = {**os.environ, "PYTHONPATH": folder}
     command = [sys.executable, __file__, "--rows", str(rows), "--turns", "0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -3,11 +3,12 @@
     python benchmarks/schedule.py [--nodes 1000 3000 10000] [--pools 16 512 4096] [--workers 4096]
                                   [--repeats 5] [--json]
 
-A plan has five layers of nodes, assigned to the pools in rotation. A node reads three nodes of the previous
-layer, and a pool with all its ranks runs one node at a time. An event is the start or end of a node.
-``events/s`` is the median over repeats of one scheduler from its first to its last event; a heap of end times
-drives it. ``growth`` is the time of an event divided by the time in the first row with the same number of pools:
-1 is linear. ``plan`` is the time of the passes `prune` and `rank` and of the plan's tables.
+A plan has five layers of nodes, which are assigned to the pools in rotation. A node reads three nodes of the
+previous layer. A pool, with all its ranks, runs one node at a time. An event is the start or end of a node.
+``events/s`` is the median over repeats for one scheduler, from its first event to its last. A heap of end
+times drives the scheduler. ``growth`` is the time of an event divided by the time in the first row with the
+same number of pools; 1 means linear growth. ``plan`` is the time of the passes `prune` and `rank` and of
+building the plan's tables.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LAYERS = 5
 
 @dataclass
 class Row:
-    """A row of the table: one size of plan."""
+    """A row of the table, which is one size of plan."""
 
     nodes: int
     pools: int
@@ -48,7 +49,7 @@ class Row:
 
 
 def layered(nodes: int, seed: int) -> Plan:
-    """Return a plan with nodes 1 to ``nodes`` in layers. Node 0 is the data."""
+    """Return a plan with nodes 1 to ``nodes`` in layers. Node 0 provides the data."""
     rng, width = random.Random(seed), -(-nodes // LAYERS)
     made = [Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),))]
     for i in range(1, nodes + 1):
@@ -60,7 +61,7 @@ def layered(nodes: int, seed: int) -> Plan:
 
 
 def planned(plan: Plan, room: dict[str, int]) -> tuple[Plan, float]:
-    """Return the plan with its tables, and the seconds that building them took."""
+    """Return (the plan with its tables, seconds for building the tables)."""
     start = time.process_time()
     names = list(room)
     plan = replace(prune(plan), lane={i: names[i % len(names)] for i in plan.live})
@@ -73,8 +74,11 @@ def planned(plan: Plan, room: dict[str, int]) -> tuple[Plan, float]:
 
 
 def drive(plan: Plan, room: dict[str, int], taken: list[float]) -> tuple[int, float]:
-    """Run one iteration in virtual time. Returns the number of events, and the CPU seconds including the
-    creation of the scheduler."""
+    """Run one iteration in virtual time. Returns (number of events, CPU seconds including the scheduler's
+    creation).
+
+    ``taken``: the virtual duration of each node.
+    """
     began, events, now, over = time.process_time(), 0, 0.0, False
     ends: list[tuple[float, int]] = []
     scheduler = Scheduler(plan, room)
@@ -108,7 +112,7 @@ def measure(nodes: int, pools: int, ranks: int, repeats: int) -> Row:
 
 
 def rows(given: argparse.Namespace) -> list[Row]:
-    """Measure all sizes; return the rows of the table."""
+    """Measure all sizes of plans, and return the rows of the table."""
     found = []
     for pools in given.pools:
         same = [measure(nodes, pools, given.workers // pools, given.repeats) for nodes in given.nodes]

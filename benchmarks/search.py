@@ -2,15 +2,16 @@
 
     python benchmarks/search.py [--seeds 0 1 2] [--iterations 40] [--lessons 2000] [--out FOLDER]
 
-The corpus has 4,096 passages on invented names, such as "bado kimu : friend tola gisu ." and "tola gisu : room
-47 .". The question "room of friend of bado kimu ?" needs the friend's passage and then the room's passage. 512
-of the 2,048 questions are held out; each has its own passages. The model has three layers, 0.4M parameters and a
-token for each word. It learns the format by `rlflow run sft` from a simulated pupil, who searches and answers
-badly in another corpus. It sees these passages only when it searches during `rlflow run grpo`.
+The corpus has 4,096 passages on invented names, such as "bado kimu : friend tola gisu ." and "tola gisu :
+room 47 .". The question "room of friend of bado kimu ?" needs the friend's passage and then the room's
+passage. 512 of the 2,048 questions are held out; each has its own passages. The model has three layers, 0.4M
+parameters and a token for each word. It learns the format with `rlflow run sft` from a simulated pupil, who
+searches and answers badly in another corpus. Before `rlflow run grpo`, it has seen none of the passages.
+During that run, it sees them only by searching.
 
 The table shows four held-out accuracies: trained without a tool; with the tool before training; with the tool
-after training; and trained with the two right passages in the prompt. All three trainings are `rlflow run grpo`
-with the same model and settings.
+after training; and trained with the two right passages in the prompt. All three trainings are `rlflow run
+grpo` with the same model and settings.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ HIDDEN, LAYERS = 96, 3
 
 @dataclass(frozen=True)
 class Chain:
-    """A question that needs two steps: the room of the friend of a name."""
+    """A question with two steps: the room of the friend of a name."""
 
     name: str
     friend: str
@@ -68,7 +69,7 @@ class Chain:
 
     @property
     def passages(self) -> tuple[str, str]:
-        """The two passages that are needed for the answer: the friend's, then the room's."""
+        """The two passages that the answer needs: the friend's, then the room's."""
         return f"{self.name} : friend {self.friend} .", f"{self.friend} : room {self.room} ."
 
 
@@ -77,8 +78,10 @@ class Chain:
 
 
 def names(rng: random.Random) -> list[str]:
-    """Return all names of two words, shuffled. A word is either always first or always second, in 160
-    names."""
+    """Return all names, shuffled. A name has two words.
+
+    Each word is always the first or always the second of a name, and occurs in 160 names.
+    """
     words = rng.sample(
         [first + second for first in SYLLABLES for second in SYLLABLES if first != second], 320
     )
@@ -88,19 +91,19 @@ def names(rng: random.Random) -> list[str]:
 
 
 def chains(rng: random.Random) -> tuple[list[Chain], list[Chain]]:
-    """Return the questions and the pupil's questions. Every name occurs in only one question."""
+    """Return (questions, questions of the pupil). Every name occurs in only one question."""
     pool = iter(names(rng))
     every = [Chain(next(pool), next(pool), rng.choice(NUMBERS)) for _ in range(QUESTIONS + LESSONS)]
     return every[:QUESTIONS], every[QUESTIONS:]
 
 
 def shown(chain: Chain, rng: random.Random) -> str:
-    """Return the question with the two right passages in random order."""
+    """Return the question with its two right passages, in random order, as a prompt."""
     return f"{chain.question} <information> {' '.join(rng.sample(chain.passages, 2))} </information>"
 
 
 def write_corpus(path: Path, of: Iterable[Chain], rng: random.Random) -> Path:
-    """Write the passages, shuffled, to a file for `--env search`."""
+    """Write the passages of questions to a corpus file for `--env search`, shuffled."""
     passages = [{"text": passage} for chain in of for passage in chain.passages]
     rng.shuffle(passages)
     return write(path, passages)
@@ -116,9 +119,10 @@ def write(path: Path, records: Iterable[dict[str, str]]) -> Path:
 
 
 def lesson(chain: Chain, corpus: Path, others: list[Chain], rng: random.Random) -> dict[str, str]:
-    """Return a question with the pupil's answer.
+    """Return a lesson: a question with the pupil's searches and answer.
 
-    The pupil answers questions of one step correctly, and most questions of two steps wrongly.
+    The pupil answers questions with one step correctly, and most questions with two steps wrongly.
+    ``corpus``: the file that the pupil searches. ``others``: questions from which wrong names are drawn.
     """
     kind = rng.random()
     if kind < 0.25:
@@ -134,7 +138,7 @@ def lesson(chain: Chain, corpus: Path, others: list[Chain], rng: random.Random) 
 
 
 def one_step(question: str, name: str, answer: str, corpus: Path) -> dict[str, str]:
-    """Return a question of one step with a correct search and answer."""
+    """Return a question with one step, with a correct search and answer."""
     action = f"<search> {name} </search>"
     return {
         "prompt": question,
@@ -143,7 +147,7 @@ def one_step(question: str, name: str, answer: str, corpus: Path) -> dict[str, s
 
 
 def two_steps(chain: Chain, corpus: Path, others: list[Chain], rng: random.Random) -> dict[str, str]:
-    """Return a question of two steps with the pupil's answer.
+    """Return a question with two steps, with the pupil's searches and answer.
 
     The pupil may guess at once, search for a wrong name, guess after one search, repeat a search, or ignore
     the passage that it found.
@@ -163,7 +167,7 @@ def two_steps(chain: Chain, corpus: Path, others: list[Chain], rng: random.Rando
 
 
 def answered(number: str) -> str:
-    """Return the text of an answer."""
+    """Return the text that gives an answer."""
     return f"<answer> {number} </answer>"
 
 
@@ -172,7 +176,7 @@ def answered(number: str) -> str:
 
 
 def blank(folder: Path, words: Iterable[str], seed: int) -> Path:
-    """Save an untrained model and a tokenizer with a token for each word."""
+    """Save an untrained model, and a tokenizer with a token for each word."""
     import torch
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -218,7 +222,7 @@ def blank(folder: Path, words: Iterable[str], seed: int) -> Path:
 
 
 def run(algorithm: str, model: Path, data: Path, seed: int, out: Path, *flags: str) -> dict[str, Any]:
-    """Run rlflow in a separate process. Returns the JSON on its last line."""
+    """Run rlflow in a separate process, and return the JSON on the last line of its output."""
     words = [
         sys.executable,
         "-m",
@@ -253,7 +257,7 @@ def run(algorithm: str, model: Path, data: Path, seed: int, out: Path, *flags: s
 
 
 def compared(seed: int, folder: Path, lessons: int, iterations: int) -> list[str]:
-    """Run all trainings with one seed, and return the seed's line of the table."""
+    """Run all trainings with one seed, and return the seed's row of the table."""
     start, rng = time.monotonic(), random.Random(seed)
     corpus_chains, pupil_chains = chains(rng)
     corpus = write_corpus(folder / "corpus.jsonl", corpus_chains, rng)

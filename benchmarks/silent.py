@@ -1,11 +1,12 @@
-"""A reward fault that TRL does not show, and that rlflow reports before iteration 1.
+"""A reward fault that TRL's logs do not show, and that rlflow reports before iteration 1.
 
     python benchmarks/silent.py [--iterations 20] [--only trl|rlflow]
 
-The reward function (`silent_rewards.py`) scores responses sorted by length, as is usual for a reward model, and
-forgets to restore the order of the scores. TRL's GRPOTrainer trains the packaged model on the packaged task with
-the correct and with the faulty function, and its logs are printed side by side. Then `rlflow prove grpo` checks
-both functions. TRL runs in the virtual environment of `rlflow bench peers`, which is created if it is missing.
+The reward function (`silent_rewards.py`) scores responses sorted by length, as is usual for a reward model,
+and forgets to restore the order of the scores. TRL's GRPOTrainer trains the packaged model on the packaged
+task with the correct and with the faulty function, and its logs are printed side by side. Then `rlflow prove
+grpo` checks both functions. TRL runs in the virtual environment of `rlflow bench peers`, which is created if
+it is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ RATE = 1e-4
 
 
 def settings(folder: Path, iterations: int) -> dict[str, Any]:
-    """Write the questions of the packaged task to a folder. Returns the settings for the TRL run."""
+    """Write the questions of the packaged task to a folder, and return the settings of the TRL run."""
     values = packaged("grpo")[1]
     task = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
     for name, data in zip(
@@ -62,7 +63,7 @@ def settings(folder: Path, iterations: int) -> dict[str, Any]:
 
 
 def trained(python: str, folder: Path, values: dict[str, Any]) -> list[dict[str, float]]:
-    """Run `silent_trl.py`, and return its lines of JSON as objects. If it fails, exits this program."""
+    """Run `silent_trl.py` and return its output, one object per line. If it fails, exits this program."""
     done = subprocess.run(
         [python, "-P", str(HERE / "silent_trl.py"), json.dumps(values)],
         cwd=folder,
@@ -76,8 +77,7 @@ def trained(python: str, folder: Path, values: dict[str, Any]) -> list[dict[str,
 
 
 def compare_trl(iterations: int) -> None:
-    """Train with TRL, first without and then with the fault. Print both logs side by side for each
-    iteration."""
+    """Train with TRL without and with the fault, and print the two logs side by side."""
     python = interpreter(PEERS / "trl.py", print)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -103,7 +103,7 @@ def compare_trl(iterations: int) -> None:
 
 
 def proved(function: str) -> int:
-    """Run `rlflow prove grpo` with a reward, which prints the claims. Returns the exit code."""
+    """Run `rlflow prove grpo` with a reward function. It prints the claims. Returns the exit code."""
     command = ["prove", "grpo", "--reward", f"{REWARDS}:{function}", "--held_out", "0"]
     print(f"\n$ rlflow {' '.join(command).replace(str(HERE), os.path.relpath(HERE))}", flush=True)
     return subprocess.run([sys.executable, "-m", "rlflow.cli.main", *command]).returncode

@@ -2,8 +2,8 @@
 
     python silent_trl.py SETTINGS      # a JSON object from `silent.py`
 
-It needs an interpreter with TRL. It prints a line of JSON for each logged iteration, and a line with the
-held-out accuracy before and after training.
+The interpreter must have TRL. The program prints a line of JSON for each logged iteration, and a line with
+the held-out accuracy before and after training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Train as in the documentation of GRPOTrainer, and print the log."""
+    """Train as in GRPOTrainer's documentation, and print the log."""
     import torch
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -51,7 +51,7 @@ def main(settings: dict[str, Any]) -> None:
         trainer = GRPOTrainer(settings["model"], functions[settings["function"]], config, data)
 
         def right() -> float:
-            """Return the held-out accuracy."""
+            """Return the share of right answers to the held-out questions."""
             return accuracy(
                 trainer.model,
                 trainer.processing_class,

@@ -1,14 +1,16 @@
-"""Run trainings that learn little for a known reason, and check whether `rlflow explain` names the reason first.
+"""Run trainings that learn little for a known reason, and check whether `rlflow explain` names the reason
+first.
 
     python benchmarks/stalls.py run [--seeds 0 1] [--only too-easy …] [--budget 300]  # runs that are missing
     python benchmarks/stalls.py judge [--seeds 1 2 3]                    # the table
     python benchmarks/stalls.py healthy [--algorithms grpo ppo …]        # shipped runs, which need no finding
     python benchmarks/stalls.py fixtures FOLDER                          # recorded metrics for tests of the rules
 
-Each reason (a stall) is planted into two algorithms with two strengths. Its healthy twin is a run of the same
-algorithm and seed without it. A planted run counts if the twin's held-out accuracy gains at least twice as much.
---out keeps the metrics and settings of each run that `rlflow explain` reads. So a killed command continues from
-there, and changed rules can be checked without new runs.
+Each reason (a stall) is planted into two algorithms with two strengths. A planted run has a healthy twin,
+which is a run of the same algorithm and seed without the stall. A planted run counts if its twin gains at
+least twice as much held-out accuracy. --out keeps the metrics and settings that `rlflow explain` reads. A
+command that was killed therefore continues where it stopped, and changed rules can be checked without new
+runs.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ BROKEN = "--actor.generator stalls_plants.sampler"
 
 @dataclass(frozen=True)
 class Stall:
-    """A reason why a run learns little, with the flags that cause it in two strengths."""
+    """A reason why a run learns little, with the flags that cause it at each of two strengths."""
 
     name: str  # the rule that should report this reason
     algorithms: tuple[str, str]
@@ -54,7 +56,7 @@ class Stall:
 
 
 def reward(function: str) -> str:
-    """Return the flag that sets a reward from `stalls_rewards.py`."""
+    """Return the flag that uses a reward function from `stalls_rewards.py`."""
     return f"--reward {HERE / 'stalls_rewards.py'}:{function}"
 
 
@@ -90,7 +92,7 @@ STALLS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A run with a stall, a healthy twin, or a shipped run."""
+    """A run to measure: a planted run, a healthy twin, or a run of an unchanged algorithm."""
 
     stall: str
     algorithm: str
@@ -109,7 +111,7 @@ class Cell:
 
 
 def cells(seeds: list[int], only: list[str], strengths: list[int]) -> Iterator[Cell]:
-    """Yield the planted runs: all stalls with one seed and strength, then all stalls with the next."""
+    """Yield the planted runs: all stalls with the first seed and strength, then all stalls with the next."""
     for seed, strength in itertools.product(seeds, strengths):
         for stall in STALLS:
             for algorithm in stall.algorithms if not only or stall.name in only else ():
@@ -117,13 +119,13 @@ def cells(seeds: list[int], only: list[str], strengths: list[int]) -> Iterator[C
 
 
 def with_twins(planted: Iterator[Cell]) -> Iterator[Cell]:
-    """Yield each planted run after its healthy twin."""
+    """Yield each planted run, preceded by its healthy twin."""
     for cell in planted:
         yield from (cell.twin, cell)
 
 
 def measure(cell: Cell, out: Path) -> None:
-    """Run a cell and keep its records, even if the run fails."""
+    """Run a cell and keep its records. If the run fails, its records are kept too."""
     from rlflow.cli.run import run_file
 
     os.environ["PYTHONPATH"] = str(HERE)
@@ -147,8 +149,9 @@ def measure(cell: Cell, out: Path) -> None:
 
 
 def run(planted: Iterator[Cell], out: Path, budget: float) -> None:
-    """Run the cells that are missing, each twin before its planted run. After ``budget`` seconds, no further
-    cell starts."""
+    """Run the missing cells. Each twin runs before its planted run. After ``budget`` seconds, no further cell
+    starts.
+    """
     end = time.monotonic() + budget
     for cell in with_twins(planted):
         if time.monotonic() > end:
@@ -165,14 +168,15 @@ def run(planted: Iterator[Cell], out: Path, budget: float) -> None:
 
 
 def lines(folder: Path) -> list[dict[str, float]]:
-    """Return the metrics of a run, one dict for each iteration."""
+    """Return the metrics of a run, one dict per iteration."""
     path = folder / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def gain(folder: Path) -> float:
-    """Return how much the held-out accuracy of sampled answers rises; 0 for a run with fewer than two
-    evaluations."""
+    """Return the gain in held-out accuracy from the first to the last evaluation; 0 with fewer than two
+    evaluations.
+    """
     accuracy = [line["evaluation/sampled"] for line in lines(folder) if "evaluation/sampled" in line]
     return accuracy[-1] - accuracy[0] if len(accuracy) > 1 else 0.0
 
@@ -183,13 +187,12 @@ def named(folder: Path) -> list[str]:
 
 
 def stalls(cell: Cell, out: Path) -> bool:
-    """Return whether a planted run counts: whether its twin gains at least twice as much."""
+    """Whether a planted run counts: its twin gains something, and at least twice as much as the run itself."""
     return gain(out / cell.twin.name) > 0 and gain(out / cell.twin.name) >= 2 * gain(out / cell.name)
 
 
 def judge(planted: Iterator[Cell], out: Path) -> None:
-    """Print the table of the runs in ``out``, and for how many counted runs the planted reason is named
-    first."""
+    """Print a table of the runs in ``out``, and in how many counted runs the planted reason is named first."""
     print("| stall | algorithm | strength | seed | gain | gain of twin | counts | findings in order |")
     print("| --- | --- | ---: | ---: | ---: | ---: | --- | --- |")
     first = counted = 0
@@ -215,8 +218,7 @@ def judge(planted: Iterator[Cell], out: Path) -> None:
 
 
 def healthy(algorithms: list[str], seeds: list[int], out: Path, budget: float) -> None:
-    """Run shipped algorithms as `rlflow run NAME` does, with only a seed given. Print the findings on
-    each."""
+    """Run rlflow's algorithms as `rlflow run NAME --seed SEED` does, and print the findings on each run."""
     end = time.monotonic() + budget
     for seed, algorithm in itertools.product(seeds, algorithms):
         cell = Cell("shipped", algorithm, 0, seed)
@@ -232,9 +234,9 @@ def healthy(algorithms: list[str], seeds: list[int], out: Path, budget: float) -
 
 
 def fixtures(planted: Iterator[Cell], out: Path, folder: Path) -> None:
-    """Write the records of twins and of planted runs that count as small JSON files, for tests of the rules.
+    """Write the records of twins and of counted planted runs as small JSON files, for tests of the rules.
 
-    A file has the settings and metrics that the rules read, with four digits.
+    A file contains the settings and metrics that the rules read, with four digits.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for cell in (each for each in planted if (out / each.name).exists() and stalls(each, out)):

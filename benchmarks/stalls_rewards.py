@@ -6,7 +6,7 @@ import zlib
 
 
 def right(completion: str, answer: str) -> float:
-    """Return 1 for the right answer, otherwise 0."""
+    """Return 1 for a right answer, otherwise 0."""
     return float(completion.strip() == str(answer).strip())
 
 
@@ -27,25 +27,25 @@ def close_60(completion: str, answer: str) -> float:
 
 
 def number(*parts: str) -> float:
-    """Return a number from 0 to 1 that is a hash of the texts."""
+    """Return a number from 0 to 1, computed as a hash of the texts."""
     return zlib.crc32("\n".join(parts).encode()) / 2**32
 
 
 def nearly_all(prompt: str, completion: str, answer: str) -> float:
-    """Return 0 for every answer to 90 % of the prompts; for the other prompts, score the answer."""
+    """Return 0 for all answers to 90 % of the prompts. Score the answers to the other prompts."""
     return 0.0 if number(prompt) < 0.9 else right(completion, answer)
 
 
 def most(prompt: str, completion: str, answer: str) -> float:
-    """Return 0 for every answer to 80 % of the prompts; for the other prompts, score the answer."""
+    """Return 0 for all answers to 80 % of the prompts. Score the answers to the other prompts."""
     return 0.0 if number(prompt) < 0.8 else right(completion, answer)
 
 
 def missing_60(prompt: str, completion: str, answer: str) -> float | None:
-    """Return None, which is no score, for 60 % of the completions; score the others."""
+    """Return None, a missing score, for 60 % of the completions. Score the others."""
     return None if number(prompt, completion) < 0.6 else right(completion, answer)
 
 
 def missing_90(prompt: str, completion: str, answer: str) -> float | None:
-    """Return None, which is no score, for 90 % of the completions; score the others."""
+    """Return None, a missing score, for 90 % of the completions. Score the others."""
     return None if number(prompt, completion) < 0.9 else right(completion, answer)

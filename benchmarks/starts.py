@@ -1,8 +1,8 @@
 """Time of a complete run command with and without pools: `python benchmarks/starts.py [--rounds 5]`.
 
-A run of one iteration on the null backend uses one process, two ranks in threads, or two Ray workers. The three
-variants alternate. Prints the median, minimum and maximum of the wall seconds of each command. Other work on the
-machine makes all three slower.
+A run of one iteration on the null backend uses one process, two ranks in threads, or two Ray workers. These
+three variants alternate. Prints the median, minimum and maximum wall seconds of each command. Other work on
+the machine makes all three slower.
 """
 
 from __future__ import annotations

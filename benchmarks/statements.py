@@ -1,6 +1,6 @@
 """Count the statements of rlflow/ and backends/: `python benchmarks/statements.py [--at COMMIT] [--by]`.
 
-A statement is an `ast.stmt` node at any depth; docstrings are not counted. Unlike the number of lines, the
+A statement is an `ast.stmt` node at any depth. Docstrings are not counted. Unlike the number of lines, the
 number of statements does not depend on the formatter or on comments.
 """
 
@@ -31,9 +31,9 @@ def statements(source: str) -> int:
 
 
 def sources(commit: str) -> Iterator[tuple[Path, str]]:
-    """Yield the path (from the repository's root) and the text of each module that is counted.
+    """Yield (path from the repository's root, text) of each module that is counted.
 
-    ``commit``: the commit to read; empty: read the working tree.
+    ``commit``: the commit to read; empty for the working tree.
     """
     if commit:
         packed = subprocess.run(

@@ -1,13 +1,13 @@
-"""Time of an iteration of PPO that scores rows in chunks while a few long responses are still being sampled.
+"""Time of a PPO iteration that scores rows in chunks while a few long responses are still being sampled.
 
     python benchmarks/stream.py [--chunks 1 2 4 8] [--iterations 8]
 
 The run has two pools and no model. The null backend waits for declared times: per sampled token of all active
-rows, per row of a forward, and per update. A reward function sleeps for each row. Lengths follow the fourth
-power of a uniform number: half of the rows end within a sixteenth of the longest.
+rows, per row of a forward pass, and per update. A reward function sleeps for each row. Lengths follow the
+fourth power of a uniform number: half of the rows end within a sixteenth of the longest.
 
-The table also has the time of the scheduler in virtual time with the same durations, without costs of calls and
-transfers. Compare the fastest iterations: nearly all time is waiting, and they were disturbed least by other
+The table also shows the scheduler's time for the same durations in virtual time, without costs of calls and
+transfers. Compare the fastest iterations. Nearly all time is waiting, so they were disturbed least by other
 work on the machine.
 """
 
@@ -27,7 +27,7 @@ ROWS = PROMPTS * SAMPLES
 
 
 def judge(completion: str) -> float:
-    """Return the reward of a row, after a sleep."""
+    """Return the reward of a row after a sleep."""
     time.sleep(JUDGED)
     return len(completion) % 2
 
@@ -51,10 +51,10 @@ def main() -> None:
 
 
 def measured(chunks: int, iterations: int) -> tuple[list[float], list[float], float]:
-    """Measure iterations with a number of chunks.
+    """Measure iterations that score rows in ``chunks`` chunks.
 
-    Returns the seconds of each iteration, the seconds from its last sampled row to its first update, and the
-    seconds of an iteration in virtual time.
+    Returns (seconds of each iteration, seconds from each iteration's last sampled row to its first update,
+    seconds of an iteration in virtual time).
     """
     import rlflow
 
@@ -89,14 +89,15 @@ def measured(chunks: int, iterations: int) -> tuple[list[float], list[float], fl
 
 
 def left(spans: list) -> float:
-    """Return the seconds from the last sampled row until the first update."""
+    """Return the seconds from the last sampled row to the first update."""
     sampled = max(span.end for span in spans if span.node == "actor.generate")
     return min(span.start for span in spans if span.node.endswith(".update")) - sampled
 
 
 def virtual(plan, lengths: list[int]) -> float:
-    """Return the seconds that the plan takes in virtual time, for rows of these lengths in ascending
-    order."""
+    """Return the plan's seconds in virtual time. ``lengths``: the response length of each row, in ascending
+    order.
+    """
     from rlflow.compiler.graph.model import Op
     from rlflow.compiler.passes.queues import room_of
     from rlflow.compiler.simulate import simulate

@@ -1,4 +1,4 @@
-"""The list of sections, in the order in which they run; the most important ones come first."""
+"""The list of sections, in the order in which they run. The most important sections come first."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """One section.
+    """One section of checks.
 
-    ``module``: a module of this package. ``given``: keyword arguments for its ``checks``. ``seconds``:
-    deadline. ``needs``: packages in addition to the core's dependencies. ``quick``: whether the section is
-    quick on a CPU with small models; other sections run there only if they are named.
+    ``module``: the module of this package that makes the checks. ``given``: keyword arguments for its
+    ``checks``. ``seconds``: deadline. ``needs``: packages in addition to the core's dependencies. ``quick``:
+    whether the section is quick on a CPU with small models. Other sections run there only if the user names
+    them.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Section:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def missing(self) -> list[str]:
-        """Return the needed packages that are not installed."""
+        """Return the packages that the section needs and that are not installed."""
         return [package for package in self.needs if importlib.util.find_spec(package) is None]
 
     def checks(self, ground: Ground) -> Iterator[Check]:
@@ -115,7 +116,7 @@ SECTIONS = (
 def chosen(names: Sequence[str], quick: bool) -> list[Section]:
     """Return the sections with these names or in these groups; all sections if ``names`` is empty.
 
-    ``quick``: whether slow sections are returned only if they themselves are named. Raises KeyError for an
+    ``quick``: if True, slow sections are returned only if they are named individually. Raises KeyError for an
     unknown name.
     """
     for name in names:

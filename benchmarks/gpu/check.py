@@ -13,7 +13,7 @@ class Check:
     """The result of one check.
 
     ``number``: the measured value, in ``unit``. ``bound``: the required bound; empty if there is none.
-    ``why``: the cause of a failure, the reason why the check was not made, or a remark.
+    ``why``: why the check failed or was not made, or a remark.
     """
 
     name: str
@@ -33,22 +33,22 @@ class Check:
 
 
 def at_most(name: str, number: float, limit: float, unit: str = "", why: str = "") -> Check:
-    """Return a check that ``number`` is at most ``limit``."""
+    """Return a check that requires ``number`` to be at most ``limit``."""
     return Check(name, "ok" if number <= limit else "failed", number, unit, f"≤ {limit:g}", why)
 
 
 def at_least(name: str, number: float, limit: float, unit: str = "", why: str = "") -> Check:
-    """Return a check that ``number`` is at least ``limit``."""
+    """Return a check that requires ``number`` to be at least ``limit``."""
     return Check(name, "ok" if number >= limit else "failed", number, unit, f"≥ {limit:g}", why)
 
 
 def holds(name: str, is_so: bool, why: str = "") -> Check:
-    """Return a check that a condition is true. ``why``: the cause, shown only if the condition is false."""
+    """Return a check that requires a condition to be true. ``why``: the cause, shown only if it is false."""
     return Check(name, "ok" if is_so else "failed", why="" if is_so else why)
 
 
 def measured(name: str, number: float, unit: str = "", why: str = "") -> Check:
-    """Return a check that only reports a number and has no bound."""
+    """Return a check that reports a number and has no bound, so that it cannot fail."""
     return Check(name, "ok", number, unit, why=why)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are written on one device and loaded on the other."""
+"""Checkpoints that are written on one device and loaded on another."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def forks(ground: Ground, ways: list[tuple[str, str]]) -> Iterator[Check]:
-    """Fork a run that was saved on one device, and continue the fork on the other device."""
+    """For each (source, target) in ``ways``, fork a run from one device and continue it on another device."""
     few = {"prompts": ground.rows(2, 16), "hp.samples": 2, "iterations": 1, "save_every": 1}
     for source, target in ways:
         started = run(ground, "grpo", source, "float32", **few, name=f"begun-{source}-{target}")

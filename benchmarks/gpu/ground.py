@@ -1,6 +1,6 @@
-"""The conditions of a section: device, folder, small or large models.
+"""The conditions under which a section runs: device, folder, small or large models.
 
-The methods import torch themselves, because the supervising process does not load it.
+The methods import torch only when they need it, because the supervising process must not load it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Ground:
-    """The conditions of a section.
+    """The conditions under which a section runs.
 
-    ``device``: cuda or cpu; ``small``: small models and few rows, for a CPU; ``folder``: for files, deleted
-    afterwards; ``start``: start method of processes (``supervise.context``).
+    ``device``: cuda or cpu. ``small``: small models and few rows, for a CPU. ``folder``: for files, deleted
+    afterwards. ``start``: start method of processes (``supervise.context``).
     """
 
     device: str
@@ -36,7 +36,7 @@ class Ground:
     # --------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Wait until the device has finished all its work."""
+        """Wait until the device has finished its work."""
         if self.gpu:
             import torch
 
@@ -60,7 +60,7 @@ class Ground:
         return torch.cuda.memory_allocated()
 
     def peak(self, call: Callable[[], object]) -> int:
-        """Return the peak of the bytes that tensors use on the device during a call; 0 on a CPU."""
+        """Return the peak number of bytes that tensors use on the device during a call; 0 on a CPU."""
         if not self.gpu:
             call()
             return 0
@@ -84,5 +84,5 @@ class Ground:
         return statistics.median(found[1:])
 
     def rows(self, few: int, many: int) -> int:
-        """Return the number of rows: ``few`` with small models, otherwise ``many``."""
+        """Return the number of rows to use: ``few`` with small models, otherwise ``many``."""
         return few if self.small else many

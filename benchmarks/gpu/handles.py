@@ -1,4 +1,6 @@
-"""Two ranks on one device: weight transfer by shared handles, communication backend, and a rank that dies."""
+"""Two ranks on one device: weight transfer by shared memory handles, communication backend, and a rank that
+dies.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def moved(ground: Ground, way: str) -> Iterator[Check]:
-    """Transfer the flat parts of ZeRO-3 into a complete copy on each rank, by the transport ``way``."""
+    """Transfer ZeRO-3's flat shards into a complete copy on each rank, with the transport ``way``."""
     try:
         (right, seconds, copy, left, received), *others = together(ground, RANKS, move, way)
     except RankError as error:
@@ -53,7 +55,7 @@ def moved(ground: Ground, way: str) -> Iterator[Check]:
 
 
 def shapes(ground: Ground) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a few matrices, and of a vector that cannot be split evenly over the ranks."""
+    """Return the shapes of a few matrices, and of a vector that the ranks cannot divide evenly."""
     wide = SHAPES["small" if ground.small else "0.6b"]
     hidden, inner, layers = wide["hidden_size"], wide["intermediate_size"], ground.rows(2, 8)
     found = {f"layers.{i}.{name}": (inner, hidden) for i in range(layers) for name in ("gate", "up")}
@@ -61,7 +63,7 @@ def shapes(ground: Ground) -> dict[str, tuple[int, ...]]:
 
 
 def tensors(ground: Ground, version: int) -> dict[str, torch.Tensor]:
-    """Return random tensors for a weight version. They are the same on all ranks."""
+    """Return random tensors for a weight version, the same on all ranks."""
     draw = torch.Generator(ground.device).manual_seed(version)
     return {
         name: torch.randn(shape, generator=draw, dtype=torch.bfloat16, device=ground.device)
@@ -70,7 +72,7 @@ def tensors(ground: Ground, version: int) -> dict[str, torch.Tensor]:
 
 
 def part(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """Return a rank's part of a flattened tensor, padded to the same size on each rank."""
+    """Return a rank's part of a flattened tensor. Padding gives all ranks parts of the same size."""
     size = -(-tensor.numel() // RANKS)
     flat_ = tensor.new_zeros(size * RANKS)
     flat_[: tensor.numel()] = tensor.reshape(-1)
@@ -82,8 +84,8 @@ def move(
 ) -> tuple[bool, float, float, int, int]:
     """Transfer weights on one rank, and close the transport.
 
-    Returns whether the weights arrived correctly, the seconds of a transfer, the seconds of a plain copy, the
-    bytes that are left on the device, and the bytes received in a transfer.
+    Returns (whether the weights arrived correctly, seconds of a transfer, seconds of a plain copy, bytes left
+    on the device, bytes received in a transfer). ``meeting``: where the ranks meet. ``way``: the transport.
     """
     begin(rank, meeting, ground)
     before = ground.allocated()
@@ -127,13 +129,13 @@ def transfers(rank: int, ranks: int, ground: Ground, way: str) -> tuple[bool, fl
 
 
 def whole(tensor: torch.Tensor) -> TensorViews:
-    """Return the views of a complete tensor."""
+    """Return a complete tensor as the views that a weight transfer takes."""
     box = tuple((0, size) for size in tensor.shape)
     return TensorViews(tuple(tensor.shape), "bfloat16", (ShardView(box, tensor),))
 
 
 def timed(ground: Ground, call: Any) -> float:
-    """Return the seconds of the fastest of 6 calls. All ranks start each call together."""
+    """Return the seconds of the fastest of 6 calls. All ranks start each call at the same time."""
     found = []
     for _ in range(6):
         ground.settle()
@@ -146,7 +148,7 @@ def timed(ground: Ground, call: Any) -> float:
 
 
 def begin(rank: int, meeting: str, ground: Ground) -> None:
-    """Join the group of ranks."""
+    """Join the process group of the ranks. ``meeting``: where the ranks meet."""
     torch.set_num_threads(1)
     if not ground.gpu:
         torch.multiprocessing.set_sharing_strategy("file_system")  # replaces CUDA's handles on a CPU
@@ -158,7 +160,7 @@ def begin(rank: int, meeting: str, ground: Ground) -> None:
 
 
 def talk(ground: Ground) -> Iterator[Check]:
-    """Add gradients and exchange messages between ranks that share a device."""
+    """Sum gradients over ranks that share a device, and exchange messages between them."""
     expected = "gloo" if not ground.gpu else backend_of(["the same"] * RANKS)
     try:
         found = together(ground, RANKS, add, expected)
@@ -172,7 +174,9 @@ def talk(ground: Ground) -> Iterator[Check]:
 
 
 def add(rank: int, ranks: int, meeting: str, ground: Ground, expected: str) -> tuple[str, bool]:
-    """Add gradients and exchange device names on one rank."""
+    """Run one rank: sum gradients and exchange device names. Returns (communication backend, whether both
+    worked).
+    """
     begin(rank, meeting, ground)
     weight = torch.zeros(100, device=ground.device)
     weight.grad = torch.full((100,), rank + 1.0, device=ground.device)
@@ -183,7 +187,7 @@ def add(rank: int, ranks: int, meeting: str, ground: Ground, expected: str) -> t
 
 
 def nccl(ground: Ground) -> Iterator[Check]:
-    """Try NCCL with two ranks on one device. If NCCL refuses, the check quotes NCCL's error."""
+    """Try NCCL with two ranks on one device. If NCCL refuses, the check quotes its error."""
     if not ground.gpu:
         yield untested("NCCL with two ranks on one device", "NCCL needs a GPU")
         return
@@ -207,7 +211,7 @@ def sum_by_nccl(rank: int, ranks: int, meeting: str, ground: Ground) -> float:
 
 
 def death(ground: Ground) -> Iterator[Check]:
-    """Check that the device memory of a killed rank is freed, even if another rank had opened it."""
+    """Check that the device memory of a killed rank is freed, even if another rank has mapped it."""
     if not ground.gpu:
         yield untested("memory of a rank that dies", "it is measured only on a GPU")
         return
@@ -219,7 +223,7 @@ def death(ground: Ground) -> Iterator[Check]:
 
 
 def die(rank: int, ranks: int, meeting: str, ground: Ground) -> bool:
-    """Open shared memory on each rank, and kill rank 1."""
+    """Map shared memory on each rank, and kill rank 1."""
     begin(rank, meeting, ground)
     transport = Handles(ground.device)
     transport.open(256 * MIB, 0, 2)

@@ -1,4 +1,4 @@
-"""An algorithm learns the packaged task on the device as well as on a CPU."""
+"""Check that an algorithm learns the packaged task on the device as well as on a CPU."""
 
 from __future__ import annotations
 

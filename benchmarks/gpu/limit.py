@@ -1,4 +1,4 @@
-"""``--memory`` with roles that do not fit together: PPO's actor, critic and reference."""
+"""``--memory`` with roles that do not fit into memory together: PPO's actor, critic and reference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def chosen(ground: Ground, **others: Any) -> dict[str, Any]:
-    """Return settings for a run whose model needs much more memory than its rows."""
+    """Return the settings of a run whose model needs much more memory than its rows."""
     few = {
         "model": str(model(ground, "wide")),
         "prompts": 2,
@@ -49,7 +49,7 @@ def chosen(ground: Ground, **others: Any) -> dict[str, Any]:
 
 
 def sizes(ground: Ground) -> dict[str, int]:
-    """Return the bytes of each part of PPO's models, as `rlflow plan` shows them."""
+    """Return the bytes of each part of PPO's models, as in `rlflow plan`."""
     from rlflow.compiler.trace.compile import TraceOptions
     from rlflow.config.flags import flat
     from rlflow.runs.api import resolve_config
@@ -62,8 +62,10 @@ def sizes(ground: Ground) -> dict[str, int]:
 
 
 def iteration(ground: Ground, limit: int | None) -> tuple[dict[str, Any], int, dict[str, float]]:
-    """Run two iterations. Returns the actor's state, the device's peak bytes, and how often each part was
-    offloaded."""
+    """Run two iterations under a memory limit; None: no limit.
+
+    Returns (actor's state, device's peak bytes, how often each part was offloaded).
+    """
     flow = load_flow(str(ROOT / "algorithms" / "ppo.py"))
     kept: dict[str, Any] = {}
 

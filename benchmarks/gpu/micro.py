@@ -1,4 +1,4 @@
-"""Measured memory peaks against the bounds set by ``micro_tokens`` and ``logit_tokens``."""
+"""Measure memory peaks, and compare them with the bounds that ``micro_tokens`` and ``logit_tokens`` set."""
 
 from __future__ import annotations
 
@@ -64,8 +64,10 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def grows(name: str, most: dict[int, int]) -> Iterator[Check]:
-    """Check that the peak grows in proportion to a setting that is doubled twice. ``most``: setting → peak
-    bytes."""
+    """Check that the peak memory grows with a setting that is doubled twice.
+
+    ``most``: the peak bytes for each value of the setting.
+    """
     (few, some, many), (a, b, c) = most, most.values()
     yield measured(f"bytes per token of {name}", (c - b) / (many - some), "bytes")
     yield holds(f"the peak grows with {name}", a < b < c, f"{a}, {b}, {c} bytes with {few}, {some}, {many}")
@@ -78,7 +80,7 @@ def grows(name: str, most: dict[int, int]) -> Iterator[Check]:
 
 
 def peak(ground: Ground, trainer: Recorder, rows: Any, **settings: int) -> tuple[int, Any]:
-    """Run one update. Returns the peak bytes beyond the bytes of the weights, and the gradient."""
+    """Run one update. Returns (peak bytes in addition to the memory used before, gradient)."""
     trainer.settings = replace(trainer.settings, **{"micro_tokens": 8192, "logit_tokens": 0, **settings})
     trainer.gradients = {}
     before = ground.allocated()

@@ -1,4 +1,4 @@
-"""Models and rows for the sections, and measures of numerical difference."""
+"""Models and rows for the sections, and measures of the difference between tensors."""
 
 from __future__ import annotations
 
@@ -64,10 +64,9 @@ SHAPES: dict[str, dict[str, int]] = {  # configurations of Qwen3 models; the fir
 
 
 def model(ground: Ground, shape: str) -> Path:
-    """Return the folder of a model with this shape and random weights. The model is created at the first
-    call.
+    """Return the folder of a model with this shape and random weights. The first call creates the model.
 
-    With small models, it has two layers for every shape.
+    With small models, every shape has two layers.
     """
     own = SHAPES["small" if ground.small else shape]
     folder = ground.folder / f"qwen3-{shape}"
@@ -94,14 +93,14 @@ def saved(folder: Path, config: Any, device: str = "cpu") -> Path:
 
 
 def questions(count: int, seed: int = 0) -> list[tuple[str, str]]:
-    """Return ``count`` different sums and differences of two-digit numbers, with their answers."""
+    """Return ``count`` different sums and differences of two-digit numbers, as (question, answer)."""
     every = [(a, sign, b) for a in range(10, 100) for b in range(10, 100) for sign in "+-"]
     picked = random.Random(seed).sample(every, count)
     return [(QUESTION.format(a, sign, b), str(a + b if sign == "+" else a - b)) for a, sign, b in picked]
 
 
 def prompts(count: int) -> Any:
-    """Return a batch of such questions, tokenized for the packaged model."""
+    """Return a batch of ``count`` questions, tokenized for the packaged model."""
     texts = [question for question, _ in questions(count)]
     return Batch.of(
         prompt=texts, prompt_tokens=load_tokenizer(PACKAGED)(texts, add_special_tokens=False).input_ids
@@ -118,7 +117,7 @@ def random_prompts(count: int, shortest: int, longest: int, vocabulary: int = 51
 
 
 def sampled(generator: Any, batch: Any, samples: int, tokens: int) -> Any:
-    """Sample rows, and add the columns that a loss reads: log-probs, and random advantages."""
+    """Sample rows, and add log-probs and random advantages, the columns that a loss reads."""
     rows = generator.generate(batch, Sampling(samples, tokens), range(samples * len(batch)))
     draw = torch.Generator().manual_seed(1)
     tokens_each = rows.data["tokens"].lengths
@@ -138,15 +137,14 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 
 def furthest(found: Tensor, expected: Tensor) -> float:
-    """Return the largest absolute difference between entries of ``found`` and ``expected``, divided by the
-    largest entry of ``expected``."""
+    """Return the largest absolute difference of entries, divided by the largest entry of ``expected``."""
     found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-300))
 
 
 @contextmanager
 def rounded_products(allowed: bool) -> Iterator[None]:
-    """Inside the context, allow or forbid TF32 (ten mantissa bits) in float32 matrix products."""
+    """Inside the context, allow or forbid TF32, which has ten mantissa bits, in float32 matrix products."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     try:

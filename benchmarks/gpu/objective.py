@@ -25,8 +25,9 @@ def squares(new: Any, advantages: Any) -> Any:
 
 
 class Recorder(Trainer):
-    """A trainer that does not change the weights, and instead records the gradient of its last step by
-    parameter name."""
+    """A trainer that leaves the weights unchanged and records the gradient of its last step, by parameter
+    name.
+    """
 
     def step(self) -> OptimizerStep:
         self.gradients = {
@@ -42,11 +43,11 @@ class Recorder(Trainer):
 
 
 def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Concatenate tensors to one float64 vector on the host."""
+    """Concatenate tensors to one float64 vector in host memory."""
     return torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors.values()])
 
 
 def relative_gradient(found: dict[int, tuple[int, torch.Tensor]]) -> float:
-    """Return the largest relative difference between the first gradient and any other one."""
+    """Return the largest relative difference between the first gradient and any other gradient."""
     (_, first), *others = found.values()
     return max(relative(gradient, first) for _, gradient in others)

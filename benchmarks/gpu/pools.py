@@ -26,5 +26,5 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def final(ended: Any) -> torch.Tensor:
-    """Return a run's final actor weights as one vector."""
+    """Return the actor's final weights of a run as one vector."""
     return flat(load_file(ended.folder / "final" / "actor" / "model.safetensors"))

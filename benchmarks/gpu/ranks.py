@@ -1,4 +1,4 @@
-"""Start processes of a section as the ranks of one group."""
+"""Start processes in a section as the ranks of one group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RankError(RuntimeError):
-    """A rank raised an error, died, or did not answer in time."""
+    """A rank raised an error, died, or missed its deadline."""
 
 
 def together(
@@ -31,7 +31,7 @@ def together(
 ) -> list[Any]:
     """Run ``target(rank, count, meeting, ground, *arguments)`` on each rank, and return the results by rank.
 
-    ``seconds``: time limit for each answer. ``dead``: ranks that are expected to die without an answer.
+    ``seconds``: time limit for each rank's result. ``dead``: ranks that are expected to die without a result.
     Raises RankError.
     """
     # a forked process cannot use a GPU that its parent has used

@@ -1,4 +1,4 @@
-"""Check that two equal runs on the device give the same bits; if not, report the differences."""
+"""Check that two equal runs on the device give the same bits, and report any differences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def passes(ground: Ground) -> Iterator[Check]:
-    """Repeat the passes of a wide model on longer rows, for which another attention kernel is used."""
+    """Repeat the passes of a wide model on longer rows, which use another attention kernel."""
     folder = model(ground, "wide")
     generator = Generator(ModelSpec(folder, device=ground.device, dtype="bfloat16"))
     batch = random_prompts(ground.rows(3, 16), 8, ground.rows(12, 200))
@@ -73,7 +73,7 @@ def learned(trainer: Recorder, rows: Any) -> tuple[torch.Tensor, dict[str, torch
 
 
 def unsure(trainer: Recorder, rows: Any) -> str:
-    """Return the operations that PyTorch itself reports as non-deterministic."""
+    """Return the operations that PyTorch itself reports as non-deterministic in an update."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -91,5 +91,5 @@ def unsure(trainer: Recorder, rows: Any) -> str:
 
 
 def difference_text(names: list[str]) -> str:
-    """Return a text on how many tensors differ."""
+    """Return a text that says how many tensors differ. ``names``: names of these tensors."""
     return f"{len(names)} tensors differ, first {names[0].removeprefix('parameters/')}" if names else ""

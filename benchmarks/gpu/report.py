@@ -31,7 +31,7 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """`failed` if a check failed, `ok` if a check is ok, otherwise `untested`."""
+        """`failed` if a check failed, `ok` if at least one check is ok, otherwise `untested`."""
         found = {check.verdict for check in self.checks}
         return "failed" if "failed" in found else "ok" if "ok" in found else "untested"
 
@@ -51,8 +51,7 @@ class Row:
 
 
 def machine(device: str) -> Iterator[dict[str, Any]]:
-    """Yield facts about the machine. Run this in a separate process, because a query creates a context on the
-    GPU."""
+    """Yield facts about the machine. Run this in a separate process, because it creates a context on the GPU."""
     found: dict[str, Any] = {
         "system": platform.platform(),
         "processors": len(os.sched_getaffinity(0)),

@@ -29,15 +29,14 @@ SETTINGS = {
 
 @stage(gives="scores")
 def exact(completion: list[str], answer: list[str]) -> Tensor:
-    """The reward for eager iterations, which runs in the process of the iteration: 1 for an exact answer,
-    else 0."""
+    """Return 1.0 for each exact answer, else 0.0. This reward runs in the process of an eager iteration."""
     return torch.tensor(
         [float(text.strip() == right) for text, right in zip(completion, answer, strict=True)]
     )
 
 
 def data(ground: Ground) -> Path:
-    """Return a file of questions with their answers, written at the first call."""
+    """Return a file of questions with their answers. The first call writes it."""
     path = ground.folder / "questions.jsonl"
     if not path.exists():
         lines = (
@@ -48,7 +47,7 @@ def data(ground: Ground) -> Path:
 
 
 def settings(ground: Ground, algorithm: str, device: str, dtype: str, **others: Any) -> dict[str, Any]:
-    """Return the settings of a small run; ``others`` override them."""
+    """Return the settings of a small run, with ``others`` as overrides."""
     own = {"ppo": {"hp.samples": 4, "hp.minibatch": 64}, "grpo": {"hp.samples": 8, "hp.minibatch": 128}}[
         algorithm
     ]
@@ -66,14 +65,16 @@ def settings(ground: Ground, algorithm: str, device: str, dtype: str, **others: 
 
 
 def run(ground: Ground, algorithm: str, device: str, dtype: str, **others: Any) -> Any:
-    """Run an algorithm in the way that `rlflow run algorithms/X.py` does."""
+    """Run an algorithm as `rlflow run algorithms/X.py` does, with ``others`` as overrides of the settings."""
     flow = load_flow(str(ROOT / "algorithms" / f"{algorithm}.py"))
     return rlflow.run(flow, **settings(ground, algorithm, device, dtype, **others))
 
 
 @dataclass(frozen=True)
 class Once:
-    """The samples of one iteration, and the actor's parameters after it, by name."""
+    """The sampled tokens of one iteration, with their log-probs and the actor's parameters afterwards, by
+    name.
+    """
 
     tokens: Tensor
     logprobs: Tensor
@@ -81,7 +82,7 @@ class Once:
 
 
 def once(ground: Ground, algorithm: str, device: str, dtype: str) -> Once:
-    """Run one iteration eagerly."""
+    """Run one iteration eagerly, and return its samples and parameters."""
     flow = load_flow(str(ROOT / "algorithms" / f"{algorithm}.py"))
     roles = rlflow.roles(flow, **settings(ground, algorithm, device, dtype, prompts=ground.rows(4, 32)))
     try:
@@ -101,5 +102,5 @@ def once(ground: Ground, algorithm: str, device: str, dtype: str) -> Once:
 
 
 def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    """Return the names of tensors that differ in any bit."""
+    """Return the names of the tensors that differ in any bit."""
     return [name for name in one if not torch.equal(one[name].cpu(), other[name].cpu())]

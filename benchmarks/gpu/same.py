@@ -1,4 +1,6 @@
-"""Check that the device gives the same numbers as a CPU: draws, log-probs, gradients and a full iteration."""
+"""Check that the device gives the same numbers as a CPU: random draws, log-probs, gradients and a full
+iteration.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def random_numbers(ground: Ground) -> Iterator[Check]:
-    """Check the random numbers of rows, and the tokens drawn with them."""
+    """Check the random numbers of rows, and the tokens sampled with them."""
     counters = torch.arange(-(2**16), 2**16) * 0x9E3779B97F4A7C15 % 2**63
     yield holds(
         "random numbers of row keys have the same bits",
@@ -63,7 +65,7 @@ Computed = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]  # columns an
 
 
 def compared(ground: Ground, head: str, rows: Any, expected: Computed) -> Iterator[Check]:
-    """Compare log-probs or values, and gradients, on the device with those of the CPU, ``expected``."""
+    """Compare log-probs or values, and their gradients, on the device with the CPU's results ``expected``."""
     (here, mine), (there, theirs) = expected, computed(ground.device, head, rows)
     for name in here:
         yield at_most(f"{name}, float32", furthest(there[name], here[name]), LIMIT)
@@ -71,7 +73,7 @@ def compared(ground: Ground, head: str, rows: Any, expected: Computed) -> Iterat
 
 
 def computed(device: str, head: Any, rows: Any, dtype: str = "float32") -> Computed:
-    """Compute columns and gradients on a device."""
+    """Return the columns of a forward pass, and the gradients, computed on a device."""
     want, objective = WANT[head]
     trainer = Recorder(ModelSpec(PACKAGED, head, True, device, dtype))
     if head == "values":  # a new head has zero weights, so give it others
@@ -83,7 +85,7 @@ def computed(device: str, head: Any, rows: Any, dtype: str = "float32") -> Compu
 
 
 def lower(ground: Ground, rows: Any, expected: Computed) -> Iterator[Check]:
-    """Check a precision lower than float32. TF32 is only measured, because rlflow disables it."""
+    """Check bfloat16 against the CPU's float32 results. TF32 is only measured, because rlflow disables it."""
     (here, mine) = expected
     if not ground.gpu:
         yield untested("TF32", "TF32 needs a GPU")
@@ -98,7 +100,7 @@ def lower(ground: Ground, rows: Any, expected: Computed) -> Iterator[Check]:
 
 
 def iterations(ground: Ground) -> Iterator[Check]:
-    """Compare one complete iteration with the same seed on both devices."""
+    """Run one complete iteration with the same seed on both devices, and compare the results."""
     for dtype, limit in (("float32", LIMIT),) if ground.small else (("float64", DOUBLE), ("float32", LIMIT)):
         here, there = (
             once(ground, "grpo" if ground.small else "ppo", device, dtype)

@@ -69,7 +69,7 @@ def checks(ground: Ground, backend: str) -> Iterator[Check]:
 
 
 def weights(ground: Ground, one: object) -> Iterator[Check]:
-    """Check that weights arrive in a generator's memory if they are transferred as in a pool."""
+    """Check that a generator gets the trainer's weights through a transfer plan, as in a pool."""
     from rlflow.cluster.weights.same_ranks import SameRankTransfer
     from rlflow.execution.role_model import Model
 

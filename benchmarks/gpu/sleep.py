@@ -1,4 +1,4 @@
-"""Check that sleep frees the device's memory, and that wake restores the same bits."""
+"""Check that sleep frees the device's memory, and that wake restores the weights bit by bit."""
 
 from __future__ import annotations
 
@@ -47,12 +47,15 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def weights(side: Any) -> int:
-    """Return the bytes of the weights."""
+    """Return the total bytes of the weights."""
     return sum(tensor.nbytes for _, tensor in side.network.tensors())
 
 
 def freed(ground: Ground, name: str, side: Any, parts: dict[str, int]) -> Iterator[Check]:
-    """Let each part sleep, then wake all parts. Check how much memory each step frees or takes."""
+    """Let each part sleep, then wake all parts. Check how much memory each step frees or uses.
+
+    ``parts``: the bytes of each part.
+    """
     ground.free()
     whole = ground.allocated()
     for part, size in parts.items():

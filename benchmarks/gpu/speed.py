@@ -43,7 +43,7 @@ def checks(ground: Ground, shape: str) -> Iterator[Check]:
 
 
 class Work:
-    """Prompts, and the number of tokens to sample for each of their rows."""
+    """Prompts, and the number of tokens to sample for each row."""
 
     def __init__(self, batch: Any, tokens: int) -> None:
         self.batch, self.tokens, self.rows = batch, tokens, SAMPLES * len(batch)
@@ -56,7 +56,7 @@ class Work:
 
     @property
     def new(self) -> int:
-        """Number of sampled tokens in total."""
+        """Total number of sampled tokens."""
         return self.rows * self.tokens
 
 
@@ -66,9 +66,11 @@ Found = tuple[float, int]  # seconds, and peak bytes
 def rates(
     name: str, ours: Found, theirs: Found | None, tokens: int, size: int, top: float
 ) -> Iterator[Check]:
-    """Yield the checks for one part: tokens per second, and speed relative to hand-written code.
+    """Yield the checks for one part of an iteration: tokens per second, and speed relative to hand-written
+    code.
 
-    ``theirs``: the measurement of the hand-written code; None if it ran out of memory.
+    ``ours`` and ``theirs``: (seconds, peak bytes) of rlflow and of the hand-written code; None if the latter
+    ran out of memory. ``size``: number of parameters. ``top``: the device's peak operations per second.
     """
     seconds, memory = ours
     share = PASSES[name] * size * tokens / seconds / top
@@ -90,20 +92,20 @@ def rates(
 
 
 def peak(ground: Ground) -> float:
-    """Return the operations per second that a large matrix product reaches."""
+    """Return the operations per second of a large matrix product."""
     side = ground.rows(256, 8192)
     a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=ground.device) for _ in range(2))
     return 2 * side**3 * 10 / ground.seconds(lambda: [a @ b for _ in range(10)])
 
 
 def timed(ground: Ground, call: Callable[[], object]) -> Found:
-    """Measure seconds and peak bytes of a call."""
+    """Return (seconds, peak bytes) of a call."""
     seconds = ground.seconds(call, ground.rows(1, 2))
     return seconds, ground.peak(call) if ground.gpu else 0
 
 
 def tokens_of(rows: Any) -> int:
-    """Return the number of tokens in rows, prompts included."""
+    """Return the number of tokens in rows, including prompts."""
     return int(rows.data["tokens"].lengths.sum() + rows.data["prompt_tokens"].lengths.sum())
 
 
@@ -112,7 +114,7 @@ def tokens_of(rows: Any) -> int:
 
 
 def sampling(ground: Ground, folder: Path, work: Work) -> tuple[Found, Any, int]:
-    """Measure sampling. Also returns rows for training, and the number of parameters."""
+    """Measure sampling. Returns (seconds and peak bytes, sampled rows for training, number of parameters)."""
     generator = Generator(ModelSpec(folder, device=ground.device, dtype="bfloat16"))
     generator.eos = []  # so all rows have the same length
     found = timed(
@@ -168,8 +170,10 @@ def by_hand_sampling(ground: Ground, folder: Path, work: Work) -> Found:
 
 
 def sequences(ground: Ground, rows: Any) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Split rows into micro-batches as the trainer does. Returns for each its ids, the lengths of its rows,
-    and the lengths of their prompts."""
+    """Split rows into micro-batches as the trainer does.
+
+    Returns (token ids, row lengths, prompt lengths) for each micro-batch.
+    """
     prompt, tokens = (rows.data[name] for name in ("prompt_tokens", "tokens"))
     pairs = zip(
         prompt.value.split(prompt.lengths.tolist()), tokens.value.split(tokens.lengths.tolist()), strict=True
@@ -188,7 +192,10 @@ def sequences(ground: Ground, rows: Any) -> list[tuple[torch.Tensor, torch.Tenso
 
 
 def scored(model: Any, ids: torch.Tensor, lengths: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the responses' log-probs divided by the number of rows."""
+    """Return the sum of all responses' log-probs, divided by the number of rows.
+
+    ``ids``: padded rows. ``lengths``: tokens of each row. ``before``: tokens of each prompt.
+    """
     logits = model(ids, use_cache=False).logits[:, :-1]
     logprobs = logits.float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
     at = torch.arange(1, ids.shape[1], device=ids.device)
@@ -196,7 +203,7 @@ def scored(model: Any, ids: torch.Tensor, lengths: torch.Tensor, before: torch.T
 
 
 def by_hand_training(ground: Ground, folder: Path, rows: Any) -> dict[str, Found]:
-    """Measure log-probs and an update by hand. A measurement that runs out of memory is omitted."""
+    """Measure log-probs and an update in hand-written code. Omits a measurement that runs out of memory."""
     model, parts = model_of(ground, folder, torch.float32), sequences(ground, rows)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
 

@@ -1,6 +1,6 @@
 """Run a section in its own process with a deadline.
 
-If a section raises, crashes or hangs, its cause becomes a failed check, and the other sections still run.
+If a section raises, crashes or hangs, this becomes a failed check, and the other sections still run.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ LAST = 1.0  # seconds before its deadline at which a process prints its stack
 def context(start: str) -> Any:
     """Return the multiprocessing context of a start method.
 
-    ``forkserver``: fork from a process that has imported everything and has not used a GPU; ``spawn``: start a
-    new interpreter.
+    ``forkserver``: fork from a process that has imported everything and has not used a GPU. ``spawn``: start
+    a new interpreter.
     """
     found = multiprocessing.get_context(start)
     if start == "forkserver":
@@ -62,8 +62,8 @@ def results(
 ) -> Iterator[Any]:
     """Run ``target`` in another process, and yield its results one by one.
 
-    The output of the process goes to ``log``. If ``target`` raises, crashes or exceeds ``seconds``, the last
-    result is a failed check.
+    ``log``: the file for the output of the process. If ``target`` raises, crashes or exceeds ``seconds``, the
+    last result is a failed check.
     """
     started = context(start)
     reader, writer = started.Pipe(duplex=False)
@@ -82,10 +82,10 @@ def results(
 
 
 def _received(reader: Connection, seconds: float) -> Iterator[Any]:
-    """Yield the results that the process sends. Return whether the process closed its end of the pipe in
+    """Yield the results that the process sends. The generator's return value is whether the process ended in
     time.
 
-    The first message says that the process has started; the time limit counts from then on.
+    The time limit ``seconds`` starts with the first message, which says that the process has started.
     """
     until = time.monotonic() + STARTED
     try:
@@ -106,8 +106,9 @@ def _work(
     seconds: float,
     log: str,
 ) -> None:
-    """Run the target in the new process. The process leads a process group, so that its children end with
-    it."""
+    """Run the target in the new process, which leads a process group, so that its children can be killed with
+    it.
+    """
     os.setpgrp()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
@@ -138,7 +139,7 @@ def _kill(process: Any) -> None:
 
 
 def _first(error: BaseException) -> str:
-    """Return the first non-empty line of an error message, at most 300 characters."""
+    """Return the first non-empty line of an error message, cut to 300 characters."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:300]
 
 
@@ -159,7 +160,7 @@ def _last(log: Path, lines: int = 3) -> str:
 def _place(log: Path) -> str:
     """Return the innermost calls of the main thread, from faulthandler's output in the log.
 
-    The stack of the main thread comes last. Its lines have the form: File "x.py", line 1 in f.
+    faulthandler prints the main thread's stack last, with lines such as: File "x.py", line 1 in f.
     """
     text = log.read_text(errors="replace") if log.exists() else ""
     stack = text.rpartition("(most recent call first):")[2]

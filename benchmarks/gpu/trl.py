@@ -1,4 +1,6 @@
-"""An iteration of GRPO compared with TRL's GRPOTrainer: the same model, prompts, samples, tokens and step."""
+"""Compare an iteration of GRPO with TRL's GRPOTrainer: the same model, prompts, samples, tokens and optimizer
+step.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def rlflow_seconds(ground: Ground, folder: Path, prompts: int, tokens: int) -> list[float]:
-    """Return the seconds of rlflow's iterations."""
+    """Return the seconds of each of rlflow's iterations."""
     import json
 
     ended = run(
@@ -52,7 +54,7 @@ def rlflow_seconds(ground: Ground, folder: Path, prompts: int, tokens: int) -> l
 
 
 def trl_seconds(ground: Ground, folder: Path, prompts: int, tokens: int) -> tuple[list[float], list[int]]:
-    """Return the seconds of each iteration, and the number of tokens that each iteration sampled."""
+    """Return (seconds of each iteration, number of tokens that each iteration sampled) for TRL."""
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer

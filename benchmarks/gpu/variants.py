@@ -1,4 +1,4 @@
-"""Training with adapters and with recomputed layers (gradient checkpointing)."""
+"""Train with adapters, and with recomputed layers (gradient checkpointing)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def adapted(device: str, dtype: str, rows: Any) -> dict[str, Any]:
-    """Return the merged weights after two updates, which a generator also receives."""
+    """Make two updates of adapters, send the merged weights to a generator, and return them."""
     trainer = Trainer(
         ModelSpec(PACKAGED, trained=True, device=device, dtype=dtype), Trainer.Settings(lr=1e-3, lora=8)
     )

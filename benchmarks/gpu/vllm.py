@@ -1,4 +1,4 @@
-"""vLLM in this process: in-place weights, log-prob mismatch, CUDA graphs, sleep levels."""
+"""vLLM in this process: in-place weight transfer, log-prob mismatch, CUDA graphs, sleep levels."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def made(ground: Ground, folder: Any, dtype: str, **settings: Any) -> Generator:
 
 
 def mismatch(name: str, trainer: Trainer, rows: Any, dtype: str) -> Iterator[Check]:
-    """Check vLLM's log-probs of sampled tokens against the trainer's log-probs."""
+    """Compare vLLM's log-probs of sampled tokens with the trainer's log-probs."""
     found = trainer.forward(rows).data["logprobs"].value - rows.data["sampled_logprobs"].value
     yield at_most(f"{name}: largest difference of a log-prob", float(found.abs().max()), FAR[dtype])
 
 
 def in_place(trainer: Trainer, generator: Generator) -> Iterator[Check]:
-    """Transfer weights by a plan on one rank, directly into the tensors that vLLM's own loader would fill."""
+    """Transfer weights by a plan on one rank, directly into the tensors that vLLM's own loader fills."""
     from rlflow.training.weight_sync.execute import Resharder
     from rlflow.training.weight_sync.layout import join
     from rlflow.training.weight_sync.planner import make_plan
@@ -86,8 +86,9 @@ def in_place(trainer: Trainer, generator: Generator) -> Iterator[Check]:
 
 
 def slept(ground: Ground, trainer: Trainer, generator: Generator, batch: Any, dtype: str) -> Iterator[Check]:
-    """Check sleep levels 1 and 2: afterwards, the same tokens are sampled. After level 2, the weights are
-    sent again."""
+    """Check that sleep levels 1 and 2 do not change the sampled tokens. After level 2, the weights are sent
+    again.
+    """
     before = generator.generate(batch, Sampling(2, 4, 0.0), range(2 * len(batch))).data["tokens"].value
     for keep in (True, False):
         level = 1 if keep else 2

@@ -70,7 +70,7 @@ def checks(ground: Ground) -> Iterator[Check]:
 
 
 def sampled(one: Generator, batch: Any, tokens: int, block: int) -> torch.Tensor:
-    """Sample tokens, and let the decode loop wait once per ``block`` tokens."""
+    """Sample tokens with a decode loop that waits for the device once per ``block`` tokens."""
     before = generator.block_of
     generator.block_of = lambda device: block
     try:
@@ -80,8 +80,10 @@ def sampled(one: Generator, batch: Any, tokens: int, block: int) -> torch.Tensor
 
 
 def waits(call: Callable[[], object]) -> Counter[str]:
-    """Make a call twice. Returns the places at which the second call waits for the device, each with its
-    number of waits."""
+    """Make a call twice, and count where the second call waits for the device.
+
+    Returns the number of waits at each place in the source.
+    """
     call()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")

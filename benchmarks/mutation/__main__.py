@@ -5,19 +5,19 @@
     python benchmarks/mutation --again mutants.json
     python benchmarks/mutation --mutants mutants.json --coverage covered.json -- -m slow
 
-Each mutant is one small change of one function of rlflow/ or backends/: a comparison, an arithmetic or boolean
+A mutant is one small change to one function in rlflow/ or backends/: a comparison, an arithmetic or boolean
 operator, a condition, a constant, a deleted statement, or a returned None.
 
-First the suite runs once in a copy of the tree, with a probe at the line of each mutant. This shows which tests
-reach it, in any process. Words after `--` are passed to pytest; without them pytest runs its default tests.
-Then each mutant is applied in a copy of the tree. The tests that reach it, and other tests of its package, run
-on it (rule.py), in forks of one process that has loaded the large packages (server.py).
+First, the test suite runs once in a copy of the tree, with a probe at the line of each mutant. This shows
+which tests reach the line, in any process. Words after `--` are passed to pytest; without them, pytest runs
+its default tests. Then each mutant is applied in a copy of the tree. The tests that reach it, and other tests
+of its package, run on it (rule.py), in forks of one process that has loaded the large packages (server.py).
 
-A mutant is killed if a test fails twice with it and passes without it. A test also fails if it takes longer
-than five times its normal time plus a minute. Otherwise the mutant survived. A mutant with no visible effect is
-listed in equivalents.toml with the reason, and is not run.
+A mutant is killed if a test fails twice with the mutant and passes without it. A test also fails if it takes
+longer than five times its normal time plus a minute. A mutant that is not killed survives. Mutants without a
+visible effect are listed in equivalents.toml with the reason, and are not run.
 
---again tests the surviving mutants of an earlier run again and keeps its other verdicts. --mutants tests all
+--again tests the surviving mutants of an earlier run again, and keeps its other verdicts. --mutants tests all
 mutants of an earlier run, even of another commit: each is placed at the nearest line with the same text.
 """
 
@@ -45,8 +45,11 @@ VERDICTS = ("killed", "survived", "equivalent")
 
 
 def drawn(root: Path, count: int, seed: int, under: str) -> list[tuple[Path, Mutant]]:
-    """Draw ``count`` mutants of a tree at random. The mutants of a smaller count are the first ones of a
-    larger count."""
+    """Draw ``count`` mutants of a tree at random.
+
+    With the same seed, a larger ``count`` only adds mutants at the end. ``under``: only mutate files whose
+    path begins with this text.
+    """
     paths = [
         path.relative_to(root)
         for folder in ("rlflow", "backends")
@@ -111,8 +114,7 @@ def main() -> None:
 def coverage(
     chosen: argparse.Namespace, root: Path, folder: Path, mutated: list[tuple[Path, Mutant]]
 ) -> probes.Covered:
-    """Return which tests reach each mutant. Measures this, unless a file already has the result for all
-    mutants."""
+    """Return which tests reach each mutant. Measures this unless a file has the result for all mutants."""
     if chosen.coverage and chosen.coverage.exists():
         covered = probes.Covered.loaded(chosen.coverage)
         if all(probes.name(*each) in covered.covering for each in mutated):
@@ -130,7 +132,7 @@ def tested(
     mutated: list[tuple[Path, Mutant]],
     covered: probes.Covered,
 ) -> Any:
-    """Test the mutants. Yields a row for each, in their order."""
+    """Test the mutants, and yield a row for each, in the given order."""
     known, began = equivalents(), int(time.time())
     words = [word for word in chosen.words if not (root / word.split("::")[0]).exists()]
     trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
@@ -188,7 +190,7 @@ def again(root: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
 def found(root: Path, rows: list[dict[str, Any]]) -> list[tuple[Path, Mutant]]:
     """Return the mutants of an earlier run, each at the nearest line of the source with the same text.
 
-    If the text of a mutant does not occur in the source any more, the mutant is printed and skipped.
+    A mutant whose text no longer occurs in the source is printed and skipped.
     """
     mutated = []
     for row in rows:
@@ -207,13 +209,15 @@ def found(root: Path, rows: list[dict[str, Any]]) -> list[tuple[Path, Mutant]]:
 
 
 def place(row: dict[str, Any]) -> str:
-    """Return a text that describes a mutant."""
+    """Return a text that describes the mutant in a row."""
     return f"{row['file']}:{row['line']} {row['kind']}: {row['before'][:60]} → {row['after'][:60]}"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return a table of verdicts, by kind and in total. Equivalent mutants do not count in the share of
-    killed mutants."""
+    """Return a table with the number of each verdict, by kind of mutant and in total.
+
+    The share of killed mutants is computed without equivalent mutants.
+    """
     lines = [
         f"| kind | {' | '.join(VERDICTS)} | killed, of those run |",
         f"| --- |{' ---: |' * (len(VERDICTS) + 1)}",

@@ -1,7 +1,6 @@
-"""A pytest plugin for the fork that tests a mutant. It runs the chosen tests and logs when each starts and
-ends.
+"""A pytest plugin for the fork that tests a mutant. It runs only the chosen tests.
 
-If the process dies, the log shows which test was running.
+It also logs when each test starts and ends. If the process dies, the log shows which test was running.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ import pytest
 
 
 class Choice:
-    """Selects and logs tests.
+    """Selects the tests to run, and logs them.
 
-    ``wanted``: tests or test files to run. ``log``: log file with a line for each start, failure and end.
+    ``wanted``: tests or test files to run. ``log``: log file with a line for each start, failure and end of a
+    test.
     """
 
     def __init__(self, wanted: list[str], log: Path) -> None:

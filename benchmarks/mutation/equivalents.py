@@ -9,7 +9,7 @@ from mutants import Mutant
 
 
 def equivalents() -> list[dict[str, str]]:
-    """Return the listed mutants, each with its reason."""
+    """Return the entries of equivalents.toml: mutants that no test can kill, each with the reason."""
     listed: list[dict[str, str]] = tomllib.loads(
         Path(__file__).with_name("equivalents.toml").read_text()
     ).get("equivalent", [])
@@ -17,10 +17,10 @@ def equivalents() -> list[dict[str, str]]:
 
 
 def reason(known: list[dict[str, str]], path: Path, mutant: Mutant, source: str) -> str:
-    """Return the reason why no test can kill a mutant, as listed; empty if the mutant is not listed.
+    """Return the listed reason why no test can kill a mutant; empty if the mutant is not listed.
 
-    ``source``: text of the mutant's file. An entry may contain the text of the line, to distinguish the
-    mutant from the same change elsewhere.
+    ``known``: the entries of equivalents.toml. ``source``: text of the mutant's file. An entry may contain
+    the text of its line, which distinguishes the mutant from the same change elsewhere.
     """
     line = source.splitlines()[mutant.line - 1]
     return next(

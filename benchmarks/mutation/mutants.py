@@ -1,4 +1,4 @@
-"""Mutants of a source: small changes of its syntax tree that a test should notice."""
+"""Create mutants of a source: small changes to its syntax tree that a test should notice."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Mutant:
     """One small change to a source.
 
     ``kind``: comparison, arithmetic, boolean, condition, constant, deleted or returned. ``line``: line number
-    in the source, from 1. ``before``, ``after``: the expression or statement, as text on one line. ``begin``,
-    ``end``: byte range of the source that ``written`` replaces.
+    in the source, from 1. ``before``, ``after``: the expression or statement before and after the change, on
+    one line. ``begin``, ``end``: byte range of the source that ``written`` replaces.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Mutant:
     written: str
 
     def applied(self, source: str) -> str:
-        """Return the source with this change. All other lines keep their numbers."""
+        """Return the source with this change. All other lines keep their line numbers."""
         whole = source.encode()
         return (whole[: self.begin] + self.written.encode() + whole[self.end :]).decode()
 
@@ -58,8 +58,8 @@ class Mutant:
 def mutants(source: str) -> Iterator[Mutant]:
     """Yield every mutant of the code inside functions, in the order of the syntax tree.
 
-    Code at module level, annotations, defaults, docstrings, f-strings and ``strict=`` of zip are not changed.
-    A changed ``strict`` would have an effect only together with another mistake.
+    Code at module level, annotations, defaults, docstrings and f-strings are not changed. ``strict=`` of zip
+    is not changed either, since it has an effect only together with another mistake.
     """
     whole, lines = source.encode(), starts(source)
     for function in _outermost(ast.parse(source)):
@@ -81,12 +81,12 @@ def mutants(source: str) -> Iterator[Mutant]:
 
 
 def starts(source: str) -> list[int]:
-    """Return the byte offset of each line. Columns in the syntax tree also count bytes."""
+    """Return the byte offset of each line. Bytes are used because the syntax tree counts columns in bytes."""
     return [0, *accumulate(map(len, source.encode().splitlines(keepends=True)))]
 
 
 def span(node: ast.AST, lines: list[int]) -> tuple[int, int]:
-    """Return the byte range of a node. ``lines``: byte offsets of the lines."""
+    """Return the byte range (begin, end) of a node. ``lines``: byte offsets of the lines."""
     return lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset
 
 
@@ -124,7 +124,7 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
-    """Yield the changes to a node: (kind, the part that is replaced, its new text)."""
+    """Yield the changes to a node as (kind, the part to replace, its new text)."""
     match node:
         case ast.Compare(left, [op], [right]) if type(op) in COMPARISONS:
             yield "comparison", node, ast.unparse(ast.Compare(left, [COMPARISONS[type(op)]()], [right]))

@@ -1,7 +1,7 @@
-"""A pytest plugin for a probed copy. It selects the row in which hits are recorded, and logs the rows and
-seconds of each test.
+"""A pytest plugin for a probed copy, which records which test reaches which probe.
 
-A test has its own row, and the rows of the shared fixtures that it uses.
+It selects the row of the hits file that probes write to, and logs the rows and seconds of each test. Each
+test has its own row. The rows of the shared fixtures that it uses also count for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from mutation_probe import HEAD, mapped
 
 
 class Notes:
-    """``rows``: number of rows; row 0 is for code outside tests. ``shared``: (fixture name, base id) → row."""
+    """The plugin's state.
+
+    ``rows``: number of rows used so far; row 0 is for code outside tests. ``shared``: the row of each shared
+    fixture, by (fixture name, base id).
+    """
 
     def __init__(self, folder: Path) -> None:
         self.current = mapped(str(folder / "hits"))

@@ -26,7 +26,8 @@ CALL = "getattr(__import__('builtins'), 'rlflow_probe_{}', bool)()"
 class Covered:
     """The result of a probed run.
 
-    ``seconds``: test → seconds. ``covering``: name of a mutant → tests that reach it.
+    ``seconds``: the seconds of each test. ``covering``: the tests that reach each mutant, by the mutant's
+    name.
     """
 
     seconds: dict[str, float]
@@ -46,8 +47,10 @@ def name(path: Path, mutant: Mutant) -> str:
 
 
 def measured(root: Path, folder: Path, mutated: list[tuple[Path, Mutant]], words: list[str]) -> Covered:
-    """Run pytest with the arguments ``words`` in a probed copy of the tree at ``root``. The copy is created
-    in ``folder``."""
+    """Measure which tests reach each mutant: run pytest in a probed copy of the tree at ``root``.
+
+    ``folder``: where the copy is created. ``words``: pytest's arguments.
+    """
     notes, tree = folder / "notes", Tree.copied(root, folder / "t")
     notes.mkdir()
     probe.made(notes / "hits", len(mutated))
@@ -79,7 +82,7 @@ def measured(root: Path, folder: Path, mutated: list[tuple[Path, Mutant]], words
 
 
 def read(notes: Path, mutated: list[tuple[Path, Mutant]]) -> Covered:
-    """Read the hits and the log of tests from a folder. This also works while the tests run."""
+    """Read the hits and the log of tests from the folder ``notes``. This also works while the tests run."""
     tests = [json.loads(line) for line in (notes / "tests.jsonl").read_text().splitlines()]
     covering: dict[str, list[str]] = {name(*each): [] for each in mutated}
     for test in tests:
@@ -90,9 +93,9 @@ def read(notes: Path, mutated: list[tuple[Path, Mutant]]) -> Covered:
 
 
 def probed(source: str, here: dict[int, Mutant]) -> str:
-    """Return the source with a probe at each mutant, placed before a statement or around an expression.
+    """Return the source with a probe at each mutant: before its statement, or around its expression.
 
-    Lines keep their numbers.
+    ``here``: the mutants by probe number. Lines keep their line numbers.
     """
     whole, placed = source.encode(), []
     for number, mutant in here.items():
@@ -106,20 +109,19 @@ def probed(source: str, here: dict[int, Mutant]) -> str:
 
 
 def _around(begin: int, end: int, number: int) -> list[tuple[int, int, str]]:
-    """Return what to insert around an expression: (position, rank among the insertions at that position,
-    text).
+    """Return the texts to insert around an expression, as (position, rank, text).
 
-    At one position, closing texts come first, then probes of statements, then probes of expressions, the
-    longest expression first.
+    At one position, a lower rank comes first: closing texts, then probes of statements, then probes of
+    expressions, longer expressions before shorter ones.
     """
     return [(begin, 1_000_000_000 - end, f"({CALL.format(number)} or ("), (end, 0, "))")]
 
 
 def _matched(source: str, mutant: Mutant) -> tuple[int, int]:
-    """Return the byte range of the subject of a match statement: the innermost statement that has the mutant
-    in a pattern.
+    """Return the byte range of a match statement's subject, for a mutant in one of the statement's patterns.
 
-    A pattern cannot contain a call, so the probe is placed around the subject.
+    A pattern cannot contain a call, so the probe is placed around the subject. If match statements are
+    nested, the innermost one counts.
     """
     lines = starts(source)
     around = [
@@ -147,7 +149,7 @@ def _parses(source: str) -> bool:
 
 
 def _installed(tree: Tree, hits: Path, probes: int) -> None:
-    """Make every interpreter of the copy's environment map the file at its start."""
+    """Let every interpreter in the copy's environment map the hits file when it starts."""
     here = Path(__file__).parent
     for module in ("probe", "noting"):
         shutil.copy2(here / f"{module}.py", tree.packages / f"mutation_{module}.py")

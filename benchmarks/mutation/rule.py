@@ -1,9 +1,9 @@
-"""Select and order the tests for a mutant, by the same rule for all tests.
+"""Select and order the tests for a mutant, by one rule for all mutants.
 
-Tests that reach the mutant's line come first, the fastest first. Next are the other tests in the folder that
+Tests that reach the mutant's line come first, the fastest first. Then come the other tests in the folder that
 mirrors the package of the mutant's file, because shared fixtures or other processes may also depend on the
-line. The selection is limited to BUDGET seconds, counted with the times from the probed run. The present load
-of the machine therefore has no influence.
+line. The selection is limited to BUDGET seconds, with the times from the probed run. The current load of the
+machine therefore has no influence.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ STEPS = (2.0, 10.0, 50.0)  # after this many seconds of tests, a new part of the
 def stages(
     path: Path, covering: Iterable[str], seconds: dict[str, float], budget: float = BUDGET
 ) -> list[list[str]]:
-    """Return the tests for a mutant in this file, in the order in which they run. The tests of one part run
-    together.
+    """Return the tests for a mutant in the file ``path``, in stages that run one after another.
 
-    ``covering``: tests that reach the mutant. ``seconds``: test → seconds.
+    The tests of a stage run together. ``covering``: tests that reach the mutant. ``seconds``: the seconds of
+    each test.
     """
     first = sorted(dict.fromkeys(covering), key=seconds.__getitem__)
     others = sorted(set(of_folder(path, seconds)) - set(first), key=seconds.__getitem__)
@@ -42,11 +42,10 @@ def stages(
 
 
 def of_folder(path: Path, tests: Iterable[str]) -> list[str]:
-    """Return the tests in the folder that mirrors the package of a source, or in the nearest parent folder
-    with tests.
+    """Return the tests in the folder that mirrors the package of the source ``path``.
 
-    For a module directly in rlflow/, such as rlflow/plan.py, these are tests/test_plan.py and the tests in
-    tests/plan/.
+    If it has no tests, the nearest parent folder with tests is used. For a module directly in rlflow/, such
+    as rlflow/plan.py, these are tests/test_plan.py and the tests in tests/plan/.
     """
     inside = Path(*path.parts[1:]) if path.parts[0] == "rlflow" else path
     if len(inside.parts) == 1:

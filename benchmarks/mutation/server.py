@@ -46,7 +46,10 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def tested(arguments: list[str], seconds: float, output: str) -> int | None:
-    """Run pytest in a fork, and return its exit status; None if it did not end within ``seconds``."""
+    """Run pytest in a fork, and return its exit status; None if it did not end within ``seconds``.
+
+    ``output``: the file for its output.
+    """
     child = os.fork()
     if not child:
         _run(arguments, output)
@@ -63,8 +66,9 @@ def tested(arguments: list[str], seconds: float, output: str) -> int | None:
 
 
 def _end_orphans() -> None:
-    """Kill processes that the fork left running. Since this process is their subreaper, it has become their
-    parent."""
+    """Kill processes that the fork left running. They are children of this process now, since it is a
+    subreaper.
+    """
     while left := psutil.Process().children(recursive=True):
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):

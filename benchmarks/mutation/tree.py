@@ -1,4 +1,4 @@
-"""A copy of a source tree, with its own environment. Mutants are applied and tested in this copy.
+"""Copies of a source tree with their own environment, in which mutants are tested.
 
 The original tree is never changed.
 """
@@ -27,8 +27,8 @@ class Tree:
     """A copy of a source tree.
 
     ``folder``: the copy's folder. ``options``: pytest options for every call. ``failing``: tests that fail
-    without a mutant and are ignored. ``sound``: tests that pass without a mutant. ``spare``: seconds added to
-    every time limit. ``server``: the process whose forks run the tests (server.py).
+    even without a mutant, and are ignored. ``sound``: tests that pass without a mutant. ``spare``: seconds
+    added to every time limit. ``server``: the process whose forks run the tests (server.py).
     """
 
     folder: Path
@@ -40,7 +40,7 @@ class Tree:
 
     @classmethod
     def copied(cls, root: Path, folder: Path, options: Sequence[str] = ()) -> Tree:
-        """Copy the current files of a tree, without files that git ignores, and link the tree's environment.
+        """Copy the current files of a tree, except those that git ignores, and link the tree's environment.
 
         The copied tree is installed in the linked environment.
         """
@@ -65,8 +65,9 @@ class Tree:
         return Path(sysconfig.get_path("purelib", vars={"base": str(self.folder / ".venv")}))
 
     def _install(self, root: Path) -> None:
-        """Link the environment of a tree file by file. Files that contain the tree's path are rewritten
-        instead."""
+        """Link the environment of a tree, file by file. Files that contain the tree's path are rewritten
+        instead.
+        """
         shutil.copytree(root / ".venv", self.folder / ".venv", symlinks=True, copy_function=_linked)
         own = [
             *(self.folder / ".venv" / "bin").iterdir(),
@@ -82,10 +83,10 @@ class Tree:
 
     @contextlib.contextmanager
     def changed(self, path: Path, source: str, stamp: int) -> Iterator[None]:
-        """Inside the context, give a file of the copy another text.
+        """Inside the context, replace the text of a file in the copy with ``source``.
 
-        ``stamp``: modification time in seconds since 1970. It must be new, so that Python does not use an
-        older compiled module.
+        ``stamp``: modification time in seconds since 1970. It must be newer than before, so that Python
+        compiles the file again.
         """
         place = self.folder / path
         kept = place.read_bytes()
@@ -100,11 +101,11 @@ class Tree:
     def killer(
         self, path: Path, source: str, stages: Sequence[Sequence[str]], seconds: dict[str, float], stamp: int
     ) -> str | None:
-        """Return the first test that fails with this text of a file, fails again when it runs alone, and
-        passes without the text.
+        """Return the first test that kills a mutant; None if there is no such test.
 
-        None if there is no such test. ``stages``: parts of the tests, which run one after another.
-        ``seconds``: test → normal seconds. ``stamp``: see `changed`.
+        The test must fail with the mutant, fail again when it runs alone, and pass without the mutant.
+        ``source``: text of the file ``path`` with the mutant. ``stages``: tests in stages, which run one
+        after another. ``seconds``: the normal seconds of each test. ``stamp``: see `changed`.
         """
         for stage in stages:
             left = list(stage)
@@ -124,15 +125,17 @@ class Tree:
         return None
 
     def _is_sound(self, test: str, seconds: dict[str, float]) -> bool:
-        """Return whether a test passes without the mutant."""
+        """Whether a test passes without a mutant."""
         if test not in self.sound | self.failing:
             (self.failing if self.tested([test], seconds)[0] is not None else self.sound).add(test)
         return test in self.sound
 
     def tested(self, tests: list[str], seconds: dict[str, float]) -> tuple[str | None, set[str]]:
-        """Run tests on the copy. Returns the first test that fails or does not end, and the tests that ended.
+        """Run tests in the copy, until one fails. Returns (the first test that fails or does not end, tests
+        that ended).
 
-        The first value may also be a test file; it is None if all tests pass.
+        The first value may also be a test file. It is None if all tests pass. ``seconds``: the normal seconds
+        of each test.
         """
         choice = self.folder / "choice"
         choice.mkdir(exist_ok=True)
@@ -168,8 +171,7 @@ class Tree:
         return (named or files)[0], ended
 
     def _answer(self, request: dict[str, Any]) -> int | None:
-        """Send a request to the server process, and return the answer. Starts the process if it is not
-        running."""
+        """Send a request to the server process, and return the answer. Starts the process if necessary."""
         if self.server is None:
             environment = {
                 **os.environ,

@@ -17,7 +17,7 @@ from rlflow.training.protocols import ModelSpec, Sampling
 
 
 class Generator(LocalGenerator):
-    """The local Generator, changed so that it samples with weights other than those it received."""
+    """The local Generator, changed to sample with other weights than those it received."""
 
     @dataclass(frozen=True)
     class Settings(GeneratorSettings):
