@@ -5,11 +5,11 @@
 Writes FOLDER/arithmetic_model, FOLDER/arithmetic_teacher, FOLDER/arithmetic_lessons.jsonl and
 FOLDER/arithmetic_pairs.jsonl.
 
-A first run trains on correct answers to two-digit sums and differences. A second run trains on the pupil's
-answers: the pupil often forgets the carry or the minus sign and gets digits wrong. The model then knows the
-right answer, but prefers a wrong one if the pupil is wrong more often than right. Reinforcement learning
-therefore has to change a preference of the weights, not only random errors. The data contain no held-out
-question of the packaged task.
+A first training uses correct answers to two-digit sums and differences. A second training uses the pupil's
+answers. The pupil often forgets the carry or the minus sign, and gets digits wrong. Afterwards, the model
+knows the right answer, but prefers a wrong answer if the pupil is wrong more often than right. Reinforcement
+learning therefore has to change a preference of the model, not only random errors. The data contain no
+held-out question of the packaged task.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DRAWN = 60000  # questions drawn for the pupil; the packaged task draws fewer, s
 
 
 def make(folder: Path) -> None:
-    """Write the model with its tokenizer, the teacher, and the shipped data into ``folder``."""
+    """Write the model with its tokenizer, the teacher, and the packaged data into ``folder``."""
     training = questions()
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
@@ -59,7 +59,7 @@ def make(folder: Path) -> None:
 
 
 def teacher(folder: Path, out: Path) -> Path:
-    """Train the packaged model on some of the lessons, save it in bfloat16, and return its folder.
+    """Train the packaged model on a part of the lessons, save it in bfloat16, and return its folder.
 
     The result is the teacher in the `distill` flow.
     """
@@ -71,13 +71,13 @@ def teacher(folder: Path, out: Path) -> Path:
 
 
 def write_data(folder: Path, training: Dataset) -> None:
-    """Write the lessons and pairs that are shipped with the model."""
+    """Write the lessons and pairs that are packaged with the model. ``training``: the questions to use."""
     _write(folder / "arithmetic_lessons.jsonl", list(lessons(training, 1, 0.0, 0.0))[:LESSONS])
     _write(folder / "arithmetic_pairs.jsonl", islice(pairs(training), PAIRS))
 
 
 def questions() -> Dataset:
-    """Return questions like those of the packaged task, but without its held-out questions."""
+    """Return questions like those of the packaged task, but none of its held-out questions."""
     values = packaged("default")[1]
     task = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
     source = values["data"][0]
@@ -91,9 +91,10 @@ def questions() -> Dataset:
 
 
 def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterator[dict[str, str]]:
-    """Yield each question with an answer of the pupil, ``copies`` times.
+    """Yield each question ``copies`` times, each time with an answer of the pupil.
 
-    ``forgets``: probability that a carry or sign is forgotten. ``slips``: probability that a digit is wrong.
+    ``forgets``: probability that the pupil forgets a carry or sign. ``slips``: probability that a digit is
+    wrong.
     """
     rng = random.Random(SEED)
     for _ in range(copies):
@@ -107,7 +108,9 @@ def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterato
 
 
 def pairs(data: Dataset) -> Iterator[dict[str, str]]:
-    """Yield, for each question that the pupil got wrong, the right answer and the pupil's answer."""
+    """Yield a preference pair for each question that the pupil got wrong: the right answer and the pupil's
+    answer.
+    """
     for lesson in lessons(data, 1, FORGETS, SLIPS):
         if lesson["completion"] != lesson["answer"]:
             yield {
@@ -121,7 +124,7 @@ def pairs(data: Dataset) -> Iterator[dict[str, str]]:
 def pupil(terms: list[str], rng: random.Random, forgets: float, slips: float) -> str:
     """Return the pupil's answer to ``a + b`` or ``a - b``.
 
-    ``terms``: the three words of the expression; ``forgets`` and ``slips``: as for `lessons`.
+    ``terms``: the three words of the expression. ``forgets`` and ``slips``: as in `lessons`.
     """
     first, sign, second = int(terms[0]), terms[1], int(terms[2])
     low, high = sorted((first, second))
@@ -142,7 +145,7 @@ def pupil(terms: list[str], rng: random.Random, forgets: float, slips: float) ->
 def blank(folder: Path, texts: Iterable[Any]) -> None:
     """Save an untrained model with about 0.95M parameters, and its tokenizer, to ``folder``.
 
-    The tokenizer is byte-level and has a token for each digit.
+    The tokenizer is trained on ``texts``. It is byte-level and has a token for each digit.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -172,7 +175,7 @@ def blank(folder: Path, texts: Iterable[Any]) -> None:
 def make_tokenizer(texts: Iterable[Any]) -> Any:
     """Return a byte-level BPE tokenizer trained on ``texts``.
 
-    It encodes and decodes any text without loss. Each word in the questions is a single token.
+    It encodes and decodes any text without loss. Each word of the questions is a single token.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -194,8 +197,7 @@ def make_tokenizer(texts: Iterable[Any]) -> Any:
 
 
 def _trained(model: Path, data: Path, steps: int, out: Path, **optimizer: Any) -> Path:
-    """Train a model for ``steps`` steps of `sft` with 32 rows each, and return the folder of the trained
-    model."""
+    """Train a model for ``steps`` steps of `sft`, with 32 rows each, and return the trained model's folder."""
     actor = {"beta2": 0.95, "weight_decay": 0.01, **optimizer}
     result = run(
         "sft",

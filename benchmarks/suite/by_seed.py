@@ -1,6 +1,6 @@
-"""Tables of the seeds of each cell: the first and last evaluation, the iterations and the seconds.
+"""Tables about the seeds of each cell: the first and last evaluation, the iterations and the seconds.
 
-Cells without evaluations do not have rows.
+Cells without evaluations have no rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIGURES = ("sampled", "greedy")  # the two figures of one evaluation
 
 @dataclass(frozen=True)
 class SeedRow:
-    """One seed of a cell in the table of seeds."""
+    """A row in the table of seeds: one seed of a cell."""
 
     cell: str
     seed: int
@@ -32,22 +32,23 @@ class SeedRow:
 
 @dataclass(frozen=True)
 class CurveRow:
-    """The learning curve of a cell: iterations done → mean of the goal's metric over the seeds that were
-    evaluated then."""
+    """The learning curve of a cell: the goal's metric by number of finished iterations, averaged over seeds."""
 
     cell: str
     values: Mapping[int, float]
 
 
 def shown_metrics(goal: Goal) -> tuple[str, ...]:
-    """Return the names of the metrics in the table: the goal's metric; if that is a figure of an evaluation,
-    both figures."""
+    """Return the names of the metrics in the table of seeds.
+
+    This is the goal's metric. If the metric is a sampled or greedy accuracy, both accuracies are shown.
+    """
     of, _, figure = goal.metric.rpartition("/")
     return tuple(f"{of}/{each}" for each in FIGURES) if of and figure in FIGURES else (goal.metric,)
 
 
 def seed_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[SeedRow]:
-    """Return a row for each seed with evaluations. ``cells``: (name, measurements) of each cell."""
+    """Return a row for each seed that has evaluations. ``cells``: (name, measurements) of each cell."""
     return [
         row
         for name, measured in cells
@@ -66,8 +67,7 @@ def _row(name: str, seed: int, measured: Measured, goal: Goal) -> SeedRow:
 
 
 def curve_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[CurveRow]:
-    """Return the learning curves of the cells that were evaluated after more than two different
-    iterations."""
+    """Return the learning curve of each cell with evaluations at more than two points."""
     rows = []
     for name, measured in cells:
         turns = once(measured.turns)
@@ -85,7 +85,7 @@ def curve_rows(cells: Iterable[tuple[str, Measured]], goal: Goal) -> list[CurveR
 
 
 def heads(rows: Sequence[SeedRow], goal: Goal) -> tuple[str, ...]:
-    """Return the header of the table of seeds."""
+    """Return the column heads of the table of seeds."""
     metrics = [metric for metric in shown_metrics(goal) if any(metric in row.values for row in rows)]
     named = (metric.removeprefix("evaluation/") for metric in metrics)
     return (
@@ -99,8 +99,7 @@ def heads(rows: Sequence[SeedRow], goal: Goal) -> tuple[str, ...]:
 
 
 def texts(row: SeedRow, goal: Goal, among: Sequence[SeedRow]) -> tuple[str, ...]:
-    """Return the texts in one row of the table of seeds. ``among``: all rows of the table, which determine
-    its columns."""
+    """Return one row of the table of seeds as texts. ``among``: all rows, which determine the columns."""
     metrics = [metric for metric in shown_metrics(goal) if any(metric in each.values for each in among)]
     ends = [
         " → ".join(value_text(metric, value) for value in row.values[metric]) if metric in row.values else ""
@@ -110,7 +109,7 @@ def texts(row: SeedRow, goal: Goal, among: Sequence[SeedRow]) -> tuple[str, ...]
 
 
 def value_text(metric: str, value: float) -> str:
-    """Return a metric's value as text. Values from evaluations are in per cent."""
+    """Return a metric's value as text. Values from evaluations are percentages."""
     return f"{value:.1%}" if metric.startswith("evaluation/") else f"{value:.4g}"
 
 

@@ -1,8 +1,8 @@
 """Compile and plan every cell before a comparison starts, and compute the key of each cell.
 
 A key is a digest of the cell's settings and files, and of the code, versions and machine that run the cell.
-Results are stored under the key. Therefore two cells that differ in anything never share results, and results
-from older code are not used for newer code.
+Results are stored under the key. Cells that differ in anything therefore never share results, and newer code
+does not use results from older code.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOMP_S
 
 @dataclass(frozen=True)
 class Compiled:
-    """A cell that can be run."""
+    """A compiled cell, which is ready to run."""
 
     cell: Cell
     file: Path  # the file that defines the cell's class System
@@ -67,7 +67,7 @@ class Compiled:
 def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
     """Compile and plan every cell, without starting any.
 
-    Raises one PlanError with the problems of all cells; each message names its cell.
+    Raises one PlanError with the problems of all cells. Each message names its cell.
     """
     compiled, problems = [], []
     for cell in suite.cells:
@@ -108,7 +108,7 @@ def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
 def compile_cell(cell: Cell, shape: Shape, settings: Settings | None = None) -> Compiled:
     """Compile a cell and compute its key.
 
-    ``settings``: settings of the suite. The key includes those that decide which iterations of a turn are
+    ``settings``: the suite's settings. The key includes those that determine which iterations of a turn are
     timed. Raises FlowError and PlanError.
     """
     file, turns = system_file(cell.system), settings or Settings()
@@ -152,9 +152,9 @@ def system_file(system: str) -> Path:
 
 
 def plan_of(cell: Cell, shape: Shape) -> tuple[dict[str, Any], int]:
-    """Return the parts of the key for a run of rlflow, and the run's number of iterations.
+    """Return (parts of the key for a run of rlflow, the run's number of iterations).
 
-    Raises FlowError and PlanError for the same mistakes as a run does.
+    Raises FlowError and PlanError for the same mistakes as a run.
     """
     flow = load_flow(cell.algorithm)
     config, hp = resolve_config(flow, None, dict(cell.flags))
@@ -170,16 +170,16 @@ def plan_of(cell: Cell, shape: Shape) -> tuple[dict[str, Any], int]:
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings with their values as text, sorted by name."""
+    """Return settings as texts, sorted by name."""
     return {name: repr(value) for name, value in sorted(values.items())}
 
 
 def files_of(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return digests of the files and folders that settings name, and versions of the modules that they
-    import.
+    """Return digests of the files and folders that settings name, and versions of the modules that these
+    files import.
 
-    For a Python file, the result includes digests of the files that it imports from its own folder, and
-    versions of the modules that it imports from elsewhere.
+    A Python file's imports from its own folder are digested too. Other imports are recorded with their
+    versions.
     """
     files, modules = {}, set[str]()
     for name, path in named_paths(values):
@@ -198,7 +198,7 @@ def files_of(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def backends_of(values: Mapping[str, Any]) -> list[str]:
-    """Return the backends that settings name as a dotted module name; rlflow's own are not included."""
+    """Return the users' own backends in settings: those named by a dotted module outside rlflow."""
     sides = ("backend", "trainer", "generator")
     return sorted(
         {
@@ -210,8 +210,10 @@ def backends_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def named_paths(values: Mapping[str, Any]) -> Iterable[tuple[str, Path]]:
-    """Yield (setting, path) for the files and folders that settings name, including those given as NAME=FILE,
-    FILE:0.7 or FILE.py:function."""
+    """Yield (setting, path) for each file or folder that a setting names.
+
+    A setting may also name it as NAME=FILE, FILE:0.7 or FILE.py:function.
+    """
     for name, value in sorted(values.items()):
         for number, each in enumerate(value if isinstance(value, list | tuple) else [value]):
             if isinstance(each, str | Path) and (path := _named_path(str(each))) is not None:
@@ -219,7 +221,7 @@ def named_paths(values: Mapping[str, Any]) -> Iterable[tuple[str, Path]]:
 
 
 def _named_path(text: str) -> Path | None:
-    """Return the existing file or folder that a text names, or None."""
+    """Return the existing file or folder that a text names; None if there is none."""
     for start in (text, text.partition("=")[2]):
         for named in (start, start.rpartition(":")[0]):
             if named and os.path.exists(path := os.path.expanduser(named)):
@@ -228,7 +230,7 @@ def _named_path(text: str) -> Path | None:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, or of the names and bytes of all files below a folder."""
+    """Return the SHA-256 of a file's content, or of the names and contents of all files in a folder."""
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file() and "__pycache__" not in file.parts:
@@ -240,8 +242,7 @@ def digest_of(path: Path) -> str:
 
 @cache
 def code_digest() -> str:
-    """Return a digest of rlflow's source, including the algorithms, backends and benchmarks that come with
-    it."""
+    """Return a digest of rlflow's source code, including its algorithms, backends and benchmarks."""
     packages = ("rlflow", "rlflow.algorithms", "rlflow.backends", "rlflow.benchmarks")
     folders = [Path(folder) for name in packages for folder in import_module(name).__path__]
     files = sorted(
@@ -264,7 +265,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def machine() -> dict[str, str]:
-    """Return a description of this kind of machine. Machines of the same kind give the same description."""
+    """Return a description of this kind of machine, which is the same for all machines of the kind."""
     return {
         "processor": processor(),
         "cores": str(os.cpu_count()),
@@ -275,7 +276,7 @@ def machine() -> dict[str, str]:
 
 
 def processor() -> str:
-    """Return the processor's model name."""
+    """Return the model name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

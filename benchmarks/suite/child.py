@@ -1,9 +1,9 @@
-"""The process of one cell: it answers requests, one JSON object on a line.
+"""The process of one cell. It answers requests, each one JSON object on a line.
 
     python child.py FILE.py KIN.py PARENT
 
-In this way, cells of any system and in any virtual environment can take turns. FILE.py defines the system: a
-class ``System`` with four methods.
+Each cell has its own process, so cells of any system and in any virtual environment can alternate. FILE.py
+defines the system: a class ``System`` with four methods.
 
 - ``prepare(cell: dict, folder: str, seed: int) -> dict``: build everything, run nothing; return facts such as
   versions.
@@ -14,7 +14,7 @@ class ``System`` with four methods.
 
 This file uses only the standard library, because another system's interpreter does not have rlflow. A request
 is a line ``{"do": NAME, …}`` on standard input. The answer is a line ``{"value": …}`` or ``{"error": TEXT}``.
-The end of standard input closes the system. Output that the system prints goes to standard error.
+The system is closed when standard input ends. Output that the system prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, TextIO
 
 
 def load_system(path: str) -> Any:
-    """Return an object of the class ``System`` that the file at ``path`` defines."""
+    """Load the file at ``path``, and return an instance of its class ``System``."""
     # append instead of insert: a system's file may have the same name as its package, for example verl.py
     sys.path.append(os.path.dirname(os.path.abspath(path)))
     return _module("rlflow_bench_system", path).System()
@@ -46,7 +46,7 @@ def _module(name: str, path: str) -> Any:
 
 
 def answer(system: Any, request: dict[str, Any]) -> Any:
-    """Call the system's method that a request names, and return the method's value."""
+    """Call the system's method that a request names, and return the method's result."""
     method = request.pop("do")
     if method not in ("prepare", "iterate", "observe"):
         raise ValueError(f"there is no request '{method}'")
@@ -54,7 +54,8 @@ def answer(system: Any, request: dict[str, Any]) -> Any:
 
 
 def serve(path: str, requests: TextIO, answers: TextIO) -> None:
-    """Answer requests until standard input ends, then close the system.
+    """Answer requests until standard input ends, then close the system. ``path``: the file that defines the
+    system.
 
     Standard input also ends if the parent is killed.
     """
@@ -74,9 +75,9 @@ def serve(path: str, requests: TextIO, answers: TextIO) -> None:
 
 
 def end_with_parent(process_tag: str, parent: int) -> None:
-    """Make the kernel kill this process when its parent ends, even during a turn (Linux).
+    """Let the kernel kill this process when its parent ends, even during a turn (Linux).
 
-    ``process_tag``: the path of the module `rlflow.processes.watchdog.process_tag`. ``parent``: the parent's
+    ``process_tag``: path of the module `rlflow.processes.watchdog.process_tag`. ``parent``: the parent's
     process id, which shows whether the parent has already ended.
     """
     _module("rlflow_kin", process_tag).die_with(parent)

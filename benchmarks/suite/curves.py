@@ -1,4 +1,7 @@
-"""Learning curves: final value, area under the curve, and time to a goal that some seeds may never reach."""
+"""Statistics of learning curves: final value, area under the curve, and time to a goal.
+
+Some seeds may never reach the goal.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ By = Literal["seconds", "tokens"]
 
 
 class Point(NamedTuple):
-    """One evaluation."""
+    """One evaluation, a point of a learning curve."""
 
     iteration: int  # number of iterations done before the evaluation
     seconds: float  # wall seconds of these iterations together
@@ -23,25 +26,25 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """The evaluations of one seed, in any order; at least one."""
+    """The learning curve of one seed: one or more evaluations, in any order."""
 
     seed: int
     points: tuple[Point, ...]
 
     @property
     def ordered(self) -> tuple[Point, ...]:
-        """The points by iteration."""
+        """The points in the order of iterations."""
         return tuple(sorted(self.points, key=lambda point: point.iteration))
 
     @property
     def final(self) -> float:
-        """The value in the evaluation after the most iterations."""
+        """The value of the evaluation after the most iterations."""
         return self.ordered[-1].value
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The curves of one cell."""
+    """The learning curves of one cell."""
 
     name: str
     curves: tuple[Curve, ...]  # one curve for each seed
@@ -53,19 +56,19 @@ class Cell:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seed of each final value."""
+        """The seeds that have a final value, in the same order."""
         return tuple(curve.seed for curve in self.curves if curve.points)
 
     @property
     def unusable(self) -> str:
-        """The reason why the cell cannot be compared; empty if it can be compared."""
+        """Why the cell cannot be compared; empty if it can be."""
         bad = [str(curve.seed) for curve in self.curves if not curve.points or not math.isfinite(curve.final)]
         return f"{self.name} has no finite final value for seed {', '.join(bad)}" if bad else ""
 
 
 @dataclass(frozen=True)
 class TimeToGoal:
-    """Seconds or tokens until half of the seeds had reached a goal."""
+    """The seconds or tokens after which half of the seeds had reached a goal."""
 
     goal: float
     median: float | None  # Kaplan-Meier median; None if fewer than half of the seeds reached the goal
@@ -84,8 +87,10 @@ class TimeToGoal:
 
 
 def horizon(cells: Sequence[Cell], by: By = "seconds") -> float:
-    """Return the end of the shortest curve, up to which areas are computed for all cells; 0 if there is no
-    curve."""
+    """Return the end of the shortest curve, in seconds or tokens; 0 without curves.
+
+    Areas under all curves are computed up to this point.
+    """
     return min(
         (
             max(getattr(point, by) for point in curve.points)
@@ -98,11 +103,11 @@ def horizon(cells: Sequence[Cell], by: By = "seconds") -> float:
 
 
 def area(curve: Curve, end: float, *, by: By = "seconds", low: float = 0.0, high: float = 1.0) -> float:
-    """Return the mean height of the curve from 0 to ``end``, by the trapezoid rule.
+    """Return the mean height of a curve from 0 to ``end``, by the trapezoid rule.
 
-    Heights are scaled so that the metric's range from ``low`` to ``high`` becomes 0 to 1. If the range has no
-    width, they are not scaled. Before its first point and after its last point, the curve is flat. If ``end``
-    is 0, returns the first value.
+    Heights are scaled so that the range from ``low`` to ``high`` becomes 0 to 1. If both are equal, heights
+    are not scaled. The curve is flat before its first point and after its last point. If ``end`` is 0,
+    returns the first value.
     """
     ordered = curve.ordered
     x = np.maximum.accumulate(np.array([getattr(point, by) for point in ordered], dtype=np.float64))
@@ -117,9 +122,10 @@ def area(curve: Curve, end: float, *, by: By = "seconds", low: float = 0.0, high
 
 
 def time_to_goal(cell: Cell, goal: float, *, by: By = "seconds", higher: bool = True) -> TimeToGoal:
-    """Return when the median seed first reached ``goal``.
+    """Return when the median seed first reached ``goal``, in seconds or tokens (``by``).
 
-    A seed that never reached the goal is censored at the end of its curve.
+    A seed that never reached the goal is censored at the end of its curve. ``higher``: whether larger values
+    are better.
     """
     times, events = [], []
     for curve in cell.curves:
@@ -140,7 +146,8 @@ def time_to_goal(cell: Cell, goal: float, *, by: By = "seconds", higher: bool = 
 def kaplan_meier_median(times: Sequence[float], events: Sequence[bool]) -> float | None:
     """Return the first time at which the estimated survival is at most one half; None if there is none.
 
-    Kaplan and Meier, JASA 53, 1958. A seed that is censored at the time of an event still counts as at risk.
+    Kaplan and Meier, JASA 53, 1958. ``events``: for each seed, whether its time is an event; otherwise the
+    seed is censored then. A seed that is censored at the time of an event still counts as at risk.
     """
     surviving = 1.0
     for time in sorted({time for time, event in zip(times, events, strict=True) if event}):

@@ -1,12 +1,12 @@
 """Check whether a run's metrics stay within the corridor of their trusted history.
 
-The corridor of a metric is the two-sided prediction interval of one more run: mean ± t(n-1) s √(1 + 1/n)
+The corridor of a metric is the two-sided prediction interval for one more run: mean ± t(n-1) s √(1 + 1/n)
 (Geisser, "Predictive Inference", 1993). The levels of a suite's metrics follow Holm's procedure (Scandinavian
 Journal of Statistics 6, 1979): if nothing changed, a suite fails with a probability of at most alpha.
 
-A metric fails on both sides of its corridor, as in the metric-history gate of miles. An unexpected improvement
-is often a broken measurement; to accept it, mark the new runs as trusted. The caller passes a history of one
-kind of machine.
+A metric fails on both sides of its corridor, as in the metric-history gate of miles, because an unexpected
+improvement is often a broken measurement. To accept an improvement, mark the new runs as trusted. The history
+must come from one kind of machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_RUNS = 5  # number of trusted runs that a corridor needs
 
 @dataclass(frozen=True)
 class Gate:
-    """One declared metric of a run, compared with its history."""
+    """One metric of a run, compared with its history."""
 
     metric: str
     state: State
@@ -78,7 +78,7 @@ class Gated:
 
     @property
     def text(self) -> str:
-        """A line for each gate."""
+        """The results as text, with one line per gate."""
         return "\n".join(gate.text for gate in self.gates)
 
 
@@ -89,10 +89,10 @@ def gated(
     *,
     alpha: float = 0.05,
 ) -> Gated:
-    """Compare the metrics of a run with the values of trusted runs.
+    """Compare the metrics of a run with those of trusted runs.
 
-    ``declared``: the metrics of gates, and which direction is better. ``history``: for each metric the values
-    of the trusted runs; values that are not finite are ignored. ``run``: the run's value of each metric.
+    ``declared``: the gates' metrics, each with the direction that is better. ``history``: the trusted runs'
+    values of each metric; values that are not finite are ignored. ``run``: the run's value of each metric.
     ``alpha``: probability that the suite fails although nothing changed.
     """
     trusted = {
@@ -141,15 +141,17 @@ def _gate(
 def _error(trusted: np.ndarray) -> float:
     """Return the standard deviation of the difference between one more run and the mean of the trusted runs.
 
-    The spread of the values counts as at least their rounding error.
+    It is at least the rounding error of the values.
     """
     rounding = 1e-9 * float(np.abs(trusted).max())
     return max(float(trusted.std(ddof=1)), rounding) * math.sqrt(1 + 1 / len(trusted))
 
 
 def _p(trusted: np.ndarray, value: float) -> float:
-    """Return the two-sided p-value for the value of one more run. If all trusted runs are 0, any other value
-    has p = 0."""
+    """Return the two-sided p-value for the value of one more run.
+
+    If all trusted runs are 0, any other value has p = 0.
+    """
     distance, error = abs(value - float(trusted.mean())), _error(trusted)
     if error == 0:
         return 1.0 if distance == 0 else 0.0

@@ -1,6 +1,6 @@
-"""The journal of a comparison: a file of JSON lines to which lines are only appended.
+"""The journal of a comparison: a file of JSON lines. Lines are only appended.
 
-All tables are computed from the journal, and a comparison that was killed resumes from it.
+All tables are computed from the journal. A comparison that was killed resumes from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILE = "observations.jsonl"
 
 
 def refuse(error: OSError) -> None:
-    """Raise PlanError because the journal cannot be written."""
+    """Raise PlanError because the journal cannot be written. ``error``: the cause."""
     raise PlanError.of(
         "bench-folder",
         "the measurements cannot be written",
@@ -28,13 +28,15 @@ def refuse(error: OSError) -> None:
 
 
 class Journal:
-    """Writes the journal; each line is a JSON object with the cell's key."""
+    """Writes the journal. Each line is a JSON object with a cell's key."""
 
     def __init__(self, folder: Path) -> None:
         self._log = Log(folder / FILE, refuse)
 
     def add(self, key: str, seed: int, kind: str, **values: Any) -> None:
-        """Add a line about a cell, with its key, its seed, the kind of line and ``values``."""
+        """Append a line about a cell. ``key``: the cell's key. ``kind``: the kind of line. ``values``: its
+        content.
+        """
         self._log.add(json.dumps({"key": key, "seed": seed, "kind": kind, **values}) + "\n")
 
     def close(self) -> None:
@@ -60,7 +62,7 @@ class Turn:
 
 @dataclass
 class Measured:
-    """All recorded measurements of a cell."""
+    """All measurements of a cell in the journal."""
 
     turns: list[Turn] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)  # seed → cause of its failure
@@ -73,7 +75,7 @@ class Measured:
 
 
 def read(folder: Path) -> dict[str, Measured]:
-    """Return the measurements of each cell, by key. Incomplete lines are skipped."""
+    """Return the measurements of each cell, by the cell's key. Incomplete lines are skipped."""
     cells: dict[str, Measured] = {}
     for line in objects(Growing(folder / FILE).lines()):
         cell = cells.setdefault(line.pop("key"), Measured())

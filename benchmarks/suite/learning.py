@@ -1,15 +1,15 @@
 """Test which cell learns better, by the final value of each seed.
 
-The test compares means: with a paired t-test if both cells have the same seeds, otherwise with Welch's
-t-test. Cells with the same seeds have the same held-out prompts and random numbers. Pairing them removes the
-effect of the seed from the interval. Resampling does not work with so few seeds, because the mean of
-resampled pairs never leaves the range of the pairs. For example, if there are five pairs and all differences
-have the same sign, their resampled interval excludes 0 at every level, although equal cells give such
-differences with a probability of 6 %.
+The test compares means. It is a paired t-test if both cells have the same seeds, otherwise Welch's t-test.
+Cells with the same seeds have the same held-out prompts and random numbers. Pairing them removes the effect
+of the seed from the interval. Resampling does not work with so few seeds, because the mean of resampled pairs
+never leaves the range of the pairs. For example, if there are five pairs and all differences have the same
+sign, their resampled interval excludes 0 at every level. Yet equal cells give such differences with a
+probability of 6 %.
 
-If several cells are compared with a base, Holm's procedure bounds the error probability of all pairs together.
-The probability of improvement follows Agarwal et al., "Deep Reinforcement Learning at the Edge of the
-Statistical Precipice" (NeurIPS 2021, arXiv 2108.13264); its interval is Newcombe's. `curves.py` has the
+If several cells are compared with a base, Holm's procedure bounds the error probability of all pairs
+together. The probability of improvement follows Agarwal et al., "Deep Reinforcement Learning at the Edge of
+the Statistical Precipice" (NeurIPS 2021, arXiv 2108.13264); its interval is Newcombe's. `curves.py` has the
 statistics of a single curve.
 """
 
@@ -52,7 +52,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The comparison of one cell with the base, by the final values of their seeds."""
+    """The comparison of a cell with the base by the final values of the seeds."""
 
     cell: str
     base: str
@@ -95,8 +95,8 @@ def difference(
 ) -> Estimate:
     """Return the mean of ``ours`` minus the mean of ``reference``, with a t interval.
 
-    Both have at least two values. If ``paired``, values at the same index are a pair, and the interval is
-    Student's for the differences in the pairs. Otherwise the interval is Welch's.
+    Each has at least two values. If ``paired``, values with the same index are a pair, and the interval is
+    Student's for the differences of the pairs. Otherwise the interval is Welch's.
     """
     mean, error, freedom = _means(ours, reference, paired)
     half = error * t_quantile((1 + level) / 2, freedom) if error else 0.0
@@ -104,7 +104,7 @@ def difference(
 
 
 def surprise(cell: Cell, base: Cell) -> float:
-    """Return the two-sided p-value of the difference of means; 1 if the cells cannot be ranked."""
+    """Return the two-sided p-value for the difference of means; 1 if the cells cannot be ranked."""
     if _unrankable(cell, base):
         return 1.0
     mean, error, freedom = _means(cell.final, base.final, cell.seeds == base.seeds)
@@ -112,7 +112,7 @@ def surprise(cell: Cell, base: Cell) -> float:
 
 
 def _unrankable(cell: Cell, base: Cell) -> Outcome | None:
-    """Return the outcome that says why two cells cannot have a verdict; None if they can have one."""
+    """Return the outcome for two cells that cannot be ranked; None if they can be."""
     if cell.unusable or base.unusable:
         return "not comparable"
     return "not enough to rank" if min(len(cell.final), len(base.final)) < LEAST_SEEDS else None
@@ -121,12 +121,12 @@ def _unrankable(cell: Cell, base: Cell) -> Outcome | None:
 def probability_of_improvement(
     ours: Sequence[float], reference: Sequence[float], *, level: float = 0.95
 ) -> Estimate:
-    """Return P(X > Y) for X drawn from ``ours`` and Y drawn from ``reference``; a tie counts as half.
+    """Return P(X > Y) for X drawn from ``ours`` and Y drawn from ``reference``. A tie counts as half.
 
     The interval is method 5 of Newcombe, "Confidence intervals for an effect size measure based on the
-    Mann-Whitney statistic", Statistics in Medicine 25, 2006. It has all probabilities whose distance from the
-    estimate is at most z of their own standard errors. A bootstrap interval is not used: it would have no
-    width if all values of one side are above the other, which happens with few seeds.
+    Mann-Whitney statistic", Statistics in Medicine 25, 2006. It contains all probabilities whose distance
+    from the estimate is at most z of their own standard errors. A bootstrap interval is not used: if all
+    values of one side are above those of the other, which happens with few seeds, it would have no width.
     """
     first, second = (
         np.asarray(ours, dtype=np.float64)[:, None],
@@ -139,8 +139,11 @@ def probability_of_improvement(
 
 
 def _reach(value: float, end: float, z: float, first: int, second: int) -> float:
-    """Return the probability that is farthest from ``value`` in the direction of ``end``, and whose distance
-    from ``value`` is at most z of its own standard errors."""
+    """Return the end of Newcombe's interval in the direction of ``end``.
+
+    This is the farthest probability whose distance from ``value`` is at most z of its own standard errors.
+    ``first`` and ``second``: the sample sizes.
+    """
     near, far = value, end
     for _ in range(60):
         middle = (near + far) / 2
@@ -150,9 +153,9 @@ def _reach(value: float, end: float, z: float, first: int, second: int) -> float
 
 
 def _variance(theta: float, first: int, second: int) -> float:
-    """Return Newcombe's variance of the Mann-Whitney probability.
+    """Return Newcombe's variance of the Mann-Whitney probability ``theta``.
 
-    In the mixed terms the mean of the two sample sizes replaces both.
+    ``first`` and ``second``: the sample sizes. In the mixed terms, their mean replaces both.
     """
     mixed = (first + second) / 2 - 1
     return (
@@ -168,8 +171,8 @@ def equivalence(
 ) -> float:
     """Return the p-value of two one-sided tests (TOST) that the means differ by less than ``margin``.
 
-    Schuirmann, J. Pharmacokinetics and Biopharmaceutics 15, 1987. Uses Welch's t, or, if ``paired``,
-    Student's t for the differences. Each side has at least two observations.
+    Schuirmann, J. Pharmacokinetics and Biopharmaceutics 15, 1987. Uses Welch's t or, if ``paired``, Student's
+    t for the differences. Each side has at least two observations.
     """
     mean, error, freedom = _means(ours, reference, paired)
     if error == 0:
@@ -178,7 +181,7 @@ def equivalence(
 
 
 def _means(ours: Sequence[float], reference: Sequence[float], paired: bool) -> tuple[float, float, float]:
-    """Return the difference of means, its standard error and its degrees of freedom."""
+    """Return (difference of means, its standard error, degrees of freedom)."""
     arrays = [np.asarray(values, dtype=np.float64) for values in (ours, reference)]
     if paired:
         differences = arrays[0] - arrays[1]
@@ -191,8 +194,9 @@ def _means(ours: Sequence[float], reference: Sequence[float], paired: bool) -> t
 
 
 def _welch(ours: Floats, reference: Floats) -> tuple[float, float, float]:
-    """Return the difference of means of two independent samples, its standard error and Welch's degrees of
-    freedom."""
+    """Return (difference of means, its standard error, Welch's degrees of freedom) for two independent
+    samples.
+    """
     arrays = (ours, reference)
     squares = [float(array.var(ddof=1)) / len(array) for array in arrays]
     top = max(squares)
@@ -206,12 +210,12 @@ def _welch(ours: Floats, reference: Floats) -> tuple[float, float, float]:
 def ranked_all(
     cells: Sequence[Cell], base: Cell, *, margin: float = 0.0, higher: bool = True
 ) -> tuple[Ranking, ...]:
-    """Compare each cell with ``base``. The probability that any verdict `better` or `worse` is wrong is at
-    most 5 % in total.
+    """Compare each cell with ``base``. Any verdict `better` or `worse` is wrong with a total probability of
+    at most 5 %.
 
     By Holm's procedure, each pair gets an equal part of the error probability. A pair that is found different
-    passes its part on to the others; a pair that cannot be ranked keeps its part. ``margin`` and ``higher``:
-    as for `ranked`.
+    passes its part on to the others. A pair that cannot be ranked keeps its part. ``margin`` and ``higher``:
+    as in `ranked`.
     """
     levels = holm({cell.name: surprise(cell, base) for cell in cells}, ALPHA)
     return tuple(
@@ -226,7 +230,7 @@ def ranked(
 
     ``margin``: absolute difference that counts as equal. ``higher``: whether larger values are better.
     ``alpha``: error probability. The cells are equivalent if both one-sided tests reject at ``alpha``, even
-    if the interval of the difference excludes 0. Otherwise, the cell is better or worse if that interval
+    if the interval of the difference excludes 0. Otherwise, the cell is better or worse if the interval
     excludes 0.
     """
     ours, reference = cell.final, base.final
@@ -264,8 +268,8 @@ def _more(
 ) -> int | None:
     """Return an estimate of how many more seeds each cell needs to find the effect with a probability of 0.8.
 
-    The effect is the margin, or, if that is larger, the difference of means minus its standard error. None if
-    both are 0 or less.
+    The effect is the larger of the margin and the difference of means minus its standard error. None if
+    neither is above 0.
     """
     mean, error, freedom = _means(ours, reference, paired)
     effect = max(margin, abs(mean) - error)
@@ -278,7 +282,7 @@ def _more(
 def profile_text(cell: Cell, base: Cell) -> str:
     """Return a performance profile as text: how many seeds of each cell end above each quartile.
 
-    The quartiles are those of the final values of both cells together.
+    The quartiles are computed from the final values of both cells together.
     """
     values = [value for value in (*cell.final, *base.final) if math.isfinite(value)]
     if not values:

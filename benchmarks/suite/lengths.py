@@ -1,4 +1,4 @@
-"""Read response lengths from an evaluation, so that every compared system can be given the same work."""
+"""Read response lengths from an evaluation, so that all compared systems can do the same work."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rlflow.errors import PlanError
 def recorded_lengths(path: Path) -> list[int]:
     """Return the lengths, in tokens, of the sampled answers in a file of answers (docs/evaluation.md).
 
-    They are in the order of the prompts; the lengths for one prompt are adjacent. Raises PlanError if the
-    file does not have lengths.
+    The lengths are in the order of the prompts. Lengths for the same prompt are adjacent. Raises PlanError if
+    the file has no lengths.
     """
     try:
         answers = [json.loads(line)["sampled"] for line in durable.read(path).splitlines()]
@@ -28,7 +28,7 @@ def recorded_lengths(path: Path) -> list[int]:
 
 
 def no_answers(path: Path, finding: str) -> PlanError:
-    """Return the PlanError for a file without lengths of answers."""
+    """Return the PlanError for a file without lengths of answers. ``finding``: what was found instead."""
     return PlanError.of(
         "bench-record",
         f"'{path}' has no answers with their numbers of tokens",

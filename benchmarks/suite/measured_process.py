@@ -1,4 +1,4 @@
-"""The comparison's handle on a cell's process: requests with a deadline, resource use, and shutdown."""
+"""Control a cell's process: requests with a deadline, resource use, and shutdown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLOSE_SECONDS = 30.0
 
 
 class CellFailed(Exception):
-    """A cell did not answer, or answered with an error. The text states the cause."""
+    """A cell did not answer, or answered with an error. The message names the cause."""
 
 
 class Use(NamedTuple):
@@ -36,10 +36,10 @@ class Use(NamedTuple):
 
 
 class CellProcess:
-    """A cell that runs in its own process, if necessary with its own interpreter.
+    """A cell that runs in its own process, which may have another interpreter.
 
     ``python``: the interpreter. ``file``: the file that defines the system. ``log``: the file for the
-    process's output. ``deadline``: most seconds for an answer.
+    process's output. ``deadline``: maximum seconds for an answer.
     """
 
     def __init__(self, python: str, file: Path, log: Path, deadline: float) -> None:
@@ -63,7 +63,7 @@ class CellProcess:
         """Send a request and return the answer.
 
         ``do``: name of the system's method. Raises CellFailed if the answer is an error, if the process has
-        ended, or if the deadline has passed.
+        ended, or after the deadline.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -90,10 +90,10 @@ class CellProcess:
     def use(self) -> Use:
         """Measure the resources that the cell's processes have used.
 
-        Of processes that started and ended between two calls, only the processor time is counted, and only if
-        their parent waited for them. Memory is the sum of the present use and, for each process, the
-        difference to its own peak. With several processes this is an upper bound, because their peaks may be
-        at different times.
+        If a process starts and ends between two calls, only its processor time counts, and only if its parent
+        waited for it. Memory is the sum over the running processes of the present use, with shared memory in
+        proportion, and the difference between peak and present size. With several processes this is an upper
+        bound, because their peaks may be at different times.
         """
         processor, memory = 0.0, 0
         self._below = process_tag.descendants(self.process.pid)
@@ -106,8 +106,7 @@ class CellProcess:
         return Use(processor, memory)
 
     def close(self) -> None:
-        """End the process and all processes that it started. If the process is working on a request, it is
-        ended at once."""
+        """End the process and all processes that it started. A request in progress is cut off."""
         self._below = process_tag.descendants(self.process.pid)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
@@ -131,12 +130,12 @@ class CellProcess:
         return ""
 
     def _lines(self) -> list[str]:
-        """Return the lines that the process printed, with secrets masked. Raises OSError."""
+        """Return the lines that the process has printed, with secrets masked. Raises OSError."""
         return list(map(MaskedLines(), self.log.read_text(errors="replace").splitlines()))
 
 
 def given_back(pid: int) -> int:
-    """Return how many bytes the memory of a process is below its peak (Linux); 0 if unknown."""
+    """Return how many bytes below its peak the memory of a process is (Linux); 0 if unknown."""
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         sizes = {
@@ -147,8 +146,7 @@ def given_back(pid: int) -> int:
 
 
 def environment(python: str) -> dict[str, str]:
-    """Return the environment variables for a cell. A cell with another interpreter does not get
-    PYTHONPATH."""
+    """Return the environment variables for a cell. A cell with another interpreter does not get PYTHONPATH."""
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if python != sys.executable:
         variables.pop("PYTHONPATH", None)

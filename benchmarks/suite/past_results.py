@@ -1,6 +1,7 @@
-"""The history of trusted comparisons (an append-only file), and gates that check a new one against it.
+"""The history of trusted comparisons, and gates that check a new comparison against it.
 
-A gate uses only results of the same kind of machine.
+The history is a file to which lines are only appended. A gate uses only results from the same kind of
+machine.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def kind() -> str:
 
 
 def gate_values(suite: Suite, cells: Sequence[tuple[Row, Measured]]) -> dict[str, float | None]:
-    """Return the number for each gate, by ``CELL: METRIC``; None if the number is missing."""
+    """Return the value of each gate, by ``CELL: METRIC``; None if the value is missing."""
     return {
         f"{row.name}: {gate.metric}": _value(gate, row, measured)
         for gate in suite.gates
@@ -54,7 +55,7 @@ def _value(gate: Gate, row: Row, measured: Measured) -> float | None:
 
 
 def write_result(suite: Suite, folder: Path, values: dict[str, float | None], whole: bool) -> None:
-    """Write the numbers for a comparison's gates to the comparison's folder.
+    """Write the values of a comparison's gates to the comparison's folder.
 
     ``whole``: whether the comparison is complete.
     """
@@ -67,9 +68,9 @@ def write_result(suite: Suite, folder: Path, values: dict[str, float | None], wh
 
 
 def trust(folder: Path) -> str:
-    """Append a comparison to the history next to its folder, and return a sentence about this.
+    """Append a comparison to the history next to its folder, and return a sentence that says so.
 
-    Raises PlanError if the comparison is not complete, or lacks the number for a gate.
+    Raises PlanError if the comparison is not complete, or if the value of a gate is missing.
     """
     try:
         result = json.loads(durable.read(folder / LAST))
@@ -123,14 +124,14 @@ def _refuse(error: OSError) -> None:
 
 
 def trusted(path: Path) -> list[dict[str, Any]]:
-    """Read the comparisons of a history; incomplete lines are skipped."""
+    """Return the comparisons in a history file. Incomplete lines are skipped."""
     return objects(Growing(path).lines())
 
 
 def judge_gates(suite: Suite, folder: Path, values: dict[str, float | None]) -> Gated:
-    """Check the numbers of a comparison against the history next to its folder.
+    """Check the values of a comparison's gates against the history next to its folder.
 
-    The history may contain this comparison itself, which is then ignored. Earlier comparisons in the same
+    If the history contains this comparison itself, that entry is ignored. Earlier comparisons in the same
     folder count.
     """
     own = json.loads(durable.read(folder / LAST))["id"]

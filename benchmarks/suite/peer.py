@@ -1,9 +1,10 @@
-"""Interpreters of other systems: a system with requirements gets its own virtual environment, created once.
+"""Interpreters of other systems. A system with requirements gets its own virtual environment, which is
+created once.
 
-A system's file may define ``REQUIRES``, a tuple of requirements such as ("trl==1.16.0", "torch"). A requirement
-without a version gets the version that this interpreter has, so that both compute with the same package.
-``WITHOUT_DEPENDENCIES`` has the same form; its packages are installed afterwards, without their dependencies.
-A system without ``REQUIRES`` runs in this interpreter.
+A system's file may define ``REQUIRES``, a tuple of requirements such as ("trl==1.16.0", "torch"). If a
+requirement has no version, the version in this interpreter is installed, so that both compute with the same
+package. ``WITHOUT_DEPENDENCIES`` has the same form. Its packages are installed afterwards, without their
+dependencies. A system without ``REQUIRES`` runs in this interpreter.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ INDEX = "RLFLOW_PEER_INDEX"
 
 
 def cache_folder() -> Path:
-    """Return the folder of the virtual environments."""
+    """Return the folder that contains the virtual environments."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlflow" / "peers"
 
 
 def requirements(file: Path, variable: str = "REQUIRES") -> tuple[str, ...]:
-    """Return the requirements that a file assigns to ``variable``. They are read without running the file."""
+    """Return the requirements that a file assigns to ``variable``, without running the file."""
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.Assign) and any(
             isinstance(name, ast.Name) and name.id == variable for name in node.targets
@@ -41,7 +42,7 @@ def requirements(file: Path, variable: str = "REQUIRES") -> tuple[str, ...]:
 
 
 def pinned(requirement: str) -> str:
-    """Return the requirement. If it has no version, it is pinned to the version that this interpreter has."""
+    """Return a requirement with a version. If it has none, it gets the version in this interpreter."""
     if any(letter in requirement for letter in "=<>~@"):
         return requirement
     try:
@@ -51,21 +52,23 @@ def pinned(requirement: str) -> str:
 
 
 def installations(file: Path) -> list[tuple[str, ...]]:
-    """Return the arguments for each call of pip that a system needs; empty if this interpreter can run the
-    system."""
+    """Return the arguments of each pip call that a system needs; empty if this interpreter can run the
+    system.
+    """
     wanted, alone = requirements(file), requirements(file, "WITHOUT_DEPENDENCIES")
     return [wanted, ("--no-deps", *alone)] if wanted and alone else [wanted] if wanted else []
 
 
 def environment_folder(file: Path) -> Path:
-    """Return the folder of a system's virtual environment. The environment is complete if the folder has a
-    file ``installed``."""
+    """Return the folder of a system's virtual environment. The file ``installed`` in it marks a complete
+    environment.
+    """
     words = [word for step in installations(file) for word in step]
     return cache_folder() / hashlib.sha256("\n".join([sys.version, *words]).encode()).hexdigest()[:12]
 
 
 def interpreter(file: Path, say: Callable[[str], None]) -> str:
-    """Return the interpreter that runs a system. Creates the system's virtual environment if it is missing.
+    """Return the interpreter for a system. If the system's virtual environment is missing, creates it.
 
     ``say``: prints a line of progress. Raises CellFailed if pip fails.
     """

@@ -38,7 +38,7 @@ HEADS = (
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
-    """Return the texts in a row of the table."""
+    """Return a cell's row of the table as texts."""
     failed = f"failed: {len(row.failed)}" if row.failed else ""
     return (
         row.name,
@@ -67,19 +67,21 @@ def size(value: float | None) -> str:
 
 
 def heads(suite: Suite) -> tuple[str, ...]:
-    """Return the header of the table."""
+    """Return the column heads of the table of cells."""
     return tuple(head.format(metric=suite.goal.metric) for head in HEADS)
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The learning part of a page: rows of the table of seeds, and curves of the cells."""
+    """The learning part of a page: the rows of the table of seeds, and the learning curves."""
 
     seeds: Sequence[SeedRow] = ()
     curves: Sequence[CurveRow] = ()
 
     def tables(self, suite: Suite) -> Iterator[Lines]:
-        """Yield the two tables as texts. A table without rows is skipped."""
+        """Yield the table of seeds and the table of learning curves as texts. A table without rows is
+        skipped.
+        """
         if self.seeds:
             yield [
                 by_seed.heads(self.seeds, suite.goal),
@@ -90,10 +92,7 @@ class Learned:
 
 
 def tables(suite: Suite, rows: Sequence[Row], learned: Learned) -> Iterator[Lines]:
-    """Yield all tables of the page as texts, the table of cells first.
-
-    A column that is empty for all cells is dropped.
-    """
+    """Yield all tables of the page as texts, the table of cells first. Columns without any value are dropped."""
     columns = [
         column
         for column in zip(heads(suite), *map(cells_of, rows), strict=True)
@@ -156,7 +155,7 @@ def markdown(
     notes: Iterable[str],
     learned: Learned = Learned(),
 ) -> str:
-    """Return the page as Markdown."""
+    """Return the complete page as Markdown."""
 
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,7 +1,7 @@
-"""Bootstrap intervals: percentile and BCa.
+"""Bootstrap confidence intervals: percentile and BCa.
 
-A statistic is computed for all resamples at once. Draws depend only on the seed, so that the same
-observations always give the same interval. `speed.py` and `learning.py` choose the statistics.
+A statistic is computed for all resamples at once. Draws depend only on the seed, so the same observations
+always give the same interval. `speed.py` and `learning.py` choose the statistics.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Interval:
 
     @property
     def text(self) -> str:
-        """Both ends, the level and the method, such as ``0.97 … 1.02 (95 %, BCa)``."""
+        """The interval as text, with level and method, such as ``0.97 … 1.02 (95 %, BCa)``."""
         return f"{self.low:.4g} … {self.high:.4g} ({100 * self.level:.4g} %, {self.method})"
 
 
 @lru_cache(maxsize=16)
 def draws(size: int, resamples: int, seed: int) -> NDArray[np.intp]:
-    """Return row numbers drawn with replacement from 0 … size-1: [resamples, size].
+    """Return indices drawn with replacement from 0 … size-1: [resamples, size].
 
     The array is cached and read-only.
     """
@@ -48,7 +48,9 @@ def draws(size: int, resamples: int, seed: int) -> NDArray[np.intp]:
 
 
 def medians_left_out(values: Floats) -> Floats:
-    """Return, for each of at least two values [observations], the median of the other values (jackknife)."""
+    """Return, for each value [observations], the median of all other values (jackknife). Needs at least two
+    values.
+    """
     order = np.argsort(values, kind="stable")
     ordered, count = values[order], len(values)
     middle = count // 2
@@ -65,18 +67,18 @@ def medians_left_out(values: Floats) -> Floats:
 
 
 def percentile(values: Floats, level: float) -> Interval:
-    """Return the percentile interval: the middle share ``level`` of a statistic's values [resamples]."""
+    """Return the percentile interval, the middle share ``level`` of a statistic's values [resamples]."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high), level, "percentile")
 
 
 def bca(values: Floats, observed: float, left_out: Floats, level: float) -> Interval:
-    """Return the bias-corrected and accelerated interval.
+    """Return the bias-corrected and accelerated (BCa) interval.
 
-    Efron, "Better Bootstrap Confidence Intervals", JASA 82, 1987. ``values`` [resamples]: the statistic on
-    each resample. ``observed``: the statistic on all observations. ``left_out`` [observations]: the statistic
-    on all observations but one. The correction is undefined if all resamples are on one side of ``observed``,
-    or if ``left_out`` has no spread; then returns the percentile interval.
+    Efron, "Better Bootstrap Confidence Intervals", JASA 82, 1987. ``values`` [resamples]: the statistic of
+    each resample. ``observed``: the statistic of all observations. ``left_out`` [observations]: the statistic
+    of all observations but one. The correction is undefined if all resamples are on one side of ``observed``,
+    or if ``left_out`` has no spread. In these cases, returns the percentile interval.
     """
     if values.min() == values.max():
         return Interval(observed, observed, level, "no spread")
@@ -98,6 +100,8 @@ def bca(values: Floats, observed: float, left_out: Floats, level: float) -> Inte
 
 
 def _corrected(z: float, bias: float, acceleration: float) -> float:
-    """Return the corrected probability for the normal quantile ``z``; NaN if acceleration reverses the order."""
+    """Return the corrected probability for the normal quantile ``z``; NaN if the acceleration would reverse
+    the order.
+    """
     shrink = 1 - acceleration * (bias + z)
     return NORMAL.cdf(bias + (bias + z) / shrink) if shrink > 0 else math.nan

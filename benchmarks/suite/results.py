@@ -1,4 +1,4 @@
-"""Compute the numbers of each cell from the journal: its row of the table, and the series for verdicts."""
+"""Compute the results of each cell from the journal: its row of the table, and the series for verdicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlflow.benchmarks.suite import Goal
 
 @dataclass(frozen=True)
 class Row:
-    """A cell's row of the table. A number that is not known is None."""
+    """A cell's row of the table. Unknown numbers are None."""
 
     name: str
     key: str
@@ -35,8 +35,10 @@ class Row:
 
 
 def once(turns: list[Turn]) -> list[Turn]:
-    """Return the turns without repeated iterations. A resumed run repeats some iterations; only the first
-    measurement of each is kept."""
+    """Return the turns without repeated iterations.
+
+    A resumed run repeats some iterations. Only the first measurement of each iteration is kept.
+    """
     counted: set[tuple[int, int]] = set()
     result = []
     for turn in turns:
@@ -65,7 +67,7 @@ def timed(turn: Turn) -> list[dict[str, float]]:
 
 
 def block_seconds(measured: Measured) -> dict[tuple[int, int], float]:
-    """Return (seed, round) → mean wall seconds of a timed iteration."""
+    """Return the mean wall seconds of a timed iteration, by (seed, round)."""
     return {
         (turn.seed, turn.round): statistics.fmean(row["wall"] for row in rows)
         for turn in once(measured.turns)
@@ -74,7 +76,7 @@ def block_seconds(measured: Measured) -> dict[tuple[int, int], float]:
 
 
 def block_tokens(measured: Measured) -> dict[tuple[int, int], int]:
-    """Return (seed, round) → number of tokens sampled in the timed iterations."""
+    """Return the number of tokens sampled in timed iterations, by (seed, round)."""
     return {
         (turn.seed, turn.round): int(sum(row["tokens"] for row in rows))
         for turn in once(measured.turns)
@@ -83,9 +85,9 @@ def block_tokens(measured: Measured) -> dict[tuple[int, int], int]:
 
 
 def curves(measured: Measured, goal: Goal) -> dict[int, list[Point]]:
-    """Return, for each seed, the goal's metric by iterations, seconds and sampled tokens.
+    """Return the goal's metric for each seed as a curve over iterations, seconds and sampled tokens.
 
-    The metric's values come from evaluations or from iterations. The time of evaluations does not count.
+    The values come from evaluations or from iterations. The time of evaluations does not count.
     """
     series: dict[int, list[Point]] = {}
     for seed in sorted({turn.seed for turn in measured.turns}):
@@ -109,8 +111,10 @@ def curves(measured: Measured, goal: Goal) -> dict[int, list[Point]]:
 
 
 def evaluated(turns: Iterable[Turn], metric: str) -> dict[int, float]:
-    """Return number of iterations done → the metric's value in the first evaluation after these
-    iterations."""
+    """Return the metric's value in evaluations, by number of finished iterations.
+
+    If there are several evaluations after the same number of iterations, the first one counts.
+    """
     values: dict[int, float] = {}
     for each in (each for turn in turns for each in turn.evaluations if metric in each["metrics"]):
         values.setdefault(each["iteration"], each["metrics"][metric])
@@ -118,7 +122,7 @@ def evaluated(turns: Iterable[Turn], metric: str) -> dict[int, float]:
 
 
 def row(name: str, key: str, measured: Measured, goal: Goal) -> Row:
-    """Return a cell's row of the table, computed from its measurements. ``key``: the key of its results."""
+    """Compute a cell's row of the table from its measurements. ``key``: the key of its results."""
     turns = once(measured.turns)
     counted = [turn for turn in turns if timed(turn)]
     seconds = list(block_seconds(measured).values())

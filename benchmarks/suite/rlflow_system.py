@@ -1,4 +1,4 @@
-"""The system `rlflow`: a cell that is an `rlflow run` with its normal records and waits between turns."""
+"""The system `rlflow`: a cell that is an `rlflow run` with its normal records. The run waits between turns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAME = "run"  # name of the run's folder inside the cell's folder
 
 
 class Turns(Quiet):
-    """A reporter that pauses the run between turns and keeps the measurements of iterations.
+    """A reporter that pauses the run between turns, and keeps the measurements of iterations.
 
     The seconds of an iteration are the wall time since the end of the previous iteration, with recording and
     saving but without evaluations. Sampling ahead of training is not paused. The first iteration of a turn
@@ -71,7 +71,7 @@ class Turns(Quiet):
         self.end()
 
     def end(self) -> None:
-        """Mark the run as ended, and wake the thread that waits for an iteration."""
+        """Mark the run as ended, and wake all waiting threads."""
         with self._changed:
             self.ended = True
             self._left = 1 << 30
@@ -89,9 +89,9 @@ class Turns(Quiet):
             self._changed.notify_all()
 
     def done(self, to_the_end: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Wait until the turn or the run has ended. Returns the turn's iterations and evaluations.
+        """Wait until the turn has ended, and return its (iterations, evaluations).
 
-        ``to_the_end``: whether to wait for the end of the run instead of the end of the turn.
+        ``to_the_end``: whether to wait for the end of the run instead.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.ended or (not to_the_end and self._left <= 0))
@@ -101,12 +101,15 @@ class Turns(Quiet):
 
 
 class System:
-    """A run of rlflow in a thread of this process; the cell has its algorithm and its flags of `rlflow run`."""
+    """A run of rlflow in a thread of this process. The cell gives the algorithm and the flags of `rlflow
+    run`.
+    """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
-        """Load models and data, and start or resume the run. Returns the run's total number of iterations.
+        """Load models and data, and start or resume the run. Returns {"iterations": the run's total number of
+        iterations}.
 
-        If the run was started before, it resumes from the newest checkpoint with at most ``cell["recorded"]``
+        A run that was started before resumes from the newest checkpoint with at most ``cell["recorded"]``
         iterations.
         """
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the rlflow command sets it
@@ -140,7 +143,8 @@ class System:
 
     def iterate(self, count: int) -> dict[str, Any]:
         """Run the next iterations with their evaluations. After the last iteration, wait until the run has
-        ended."""
+        ended.
+        """
         self.turns.go(count)
         iterations, evaluations = self.turns.done(False)
         # the last evaluation and the final models are still to come, so wait for the end
@@ -159,22 +163,22 @@ class System:
         return {"iterations": rows, "evaluations": evaluations, "ended": not self.thread.is_alive()}
 
     def observe(self) -> dict[str, Any]:
-        """Return the outcomes of all sampled rows, and whether their sums match."""
+        """Return the outcomes of all sampled rows as text, and whether the row accounting adds up."""
         account = outcomes.run_account(self.folder)
         return {"fates": outcomes.outcomes_text(account), "closes": account.closes}
 
     def close(self) -> None:
-        """If the run has not finished, end the process at once. The run's folder is then as after a kill."""
+        """If the run is not finished, end the process at once. This leaves the run's folder as a kill would."""
         if getattr(self, "thread", None) is not None and self.thread.is_alive():
             os._exit(0)
 
 
 def checkpoints(folder: Path, recorded: int | None = None) -> bool:
-    """Return whether a run has a checkpoint to resume from. First removes checkpoints with more than
-    ``recorded`` iterations.
+    """Delete a run's checkpoints after ``recorded`` iterations, and return whether it can resume from another
+    one.
 
-    The iterations before such a checkpoint were measured in a turn that was killed, so their numbers are not
-    recorded. With None, all checkpoints are kept.
+    The iterations before such a checkpoint were measured in a turn that was killed, so they are not recorded
+    and must be repeated. None: keep all checkpoints.
     """
     steps = {int(path.name.partition("-")[2]): path for path in folder.glob("checkpoints/step-*")}
     for step, path in steps.items():
@@ -184,14 +188,14 @@ def checkpoints(folder: Path, recorded: int | None = None) -> bool:
 
 
 def begin_anew(folder: Path) -> None:
-    """Rename the folder of a run that was killed before its first checkpoint."""
+    """Rename the folder of a run that was killed before its first checkpoint, so that the run can start anew."""
     if folder.exists():
         number = sum(1 for _ in folder.parent.glob(f"{folder.name}-killed-*"))
         folder.rename(folder.with_name(f"{folder.name}-killed-{number}"))
 
 
 def sampled_tokens(folder: Path) -> dict[int, int]:
-    """Return iteration → tokens sampled by all roles, from the run's row accounting."""
+    """Return the number of tokens that all roles sampled, by iteration, from the run's row accounting."""
     tokens: dict[int, int] = {}
     for values in objects(Growing(folder / outcomes.FILE).lines()):
         tokens[values["iteration"]] = sum(
@@ -201,7 +205,7 @@ def sampled_tokens(folder: Path) -> dict[int, int]:
 
 
 def moved_bytes(folder: Path) -> dict[int, int]:
-    """Return iteration → bytes sent between processes; empty for a run in one process."""
+    """Return the bytes sent between processes, by iteration; empty for a run in one process."""
     lines = objects(Growing(folder / TRAFFIC).lines())
     sizes = {values.pop("iteration"): values for values in lines if not any("/" in name for name in values)}
     return {iteration: sum(values.values()) for iteration, values in sizes.items()}

@@ -1,4 +1,4 @@
-"""Run a comparison, in which the cells take turns of a few iterations.
+"""Run a comparison. The cells take turns of a few iterations each.
 
 The order of the cells rotates in each round, so that a disturbance of the machine affects all cells alike.
 """
@@ -27,7 +27,7 @@ Decided = Callable[[dict[str, Measured]], bool]
 
 @dataclass
 class Arm:
-    """A running cell with one seed."""
+    """A running cell with one of its seeds."""
 
     compiled: Compiled
     process: CellProcess
@@ -40,10 +40,10 @@ class Arm:
 
 
 class Runner:
-    """Runs the cells of a suite and records the measurements.
+    """Runs the cells of a suite, and records the measurements.
 
-    ``decided``: returns True once further rounds would not change any verdict on speed. ``budget``: seconds
-    after which no new turn begins; None: no limit.
+    ``decided``: a function that returns True once more rounds cannot change any verdict on speed. ``budget``:
+    seconds after which no new turn begins; None for no limit.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Runner:
     def run(self) -> bool:
         """Run the remaining work. Returns True if all of it was done within the budget.
 
-        The time for creating interpreters does not count.
+        The time to create interpreters does not count.
         """
         for cell in self.cells:
             with contextlib.suppress(CellFailed):  # the failure is reported when the cell should start
@@ -76,7 +76,7 @@ class Runner:
             self.journal.close()
 
     def over(self) -> bool:
-        """Return whether the budget is used up."""
+        """Whether the budget is used up."""
         return time.monotonic() > self.limit
 
     def _seed(self, seed: int) -> bool:
@@ -97,7 +97,7 @@ class Runner:
                 arm.process.close()
 
     def _prepared(self, cell: Compiled, seed: int) -> Arm | None:
-        """Start a cell and prepare it for its first turn. Returns None if that failed."""
+        """Start a cell's process and prepare it for its first turn. Returns None if this failed."""
         folder = self.folder / "cells" / cell.key / f"seed-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         process, start = None, time.monotonic()
@@ -122,13 +122,13 @@ class Runner:
             return None
 
     def _known(self, cell: Compiled) -> Measured:
-        """Return the recorded turns, failures and facts of a cell."""
+        """Return a cell's measurements in the journal: turns, failures and facts."""
         return read(self.folder).get(cell.key, Measured())
 
     def _anew(self, seed: int) -> bool:
-        """Return whether cells that are prepared again begin with their first iteration.
+        """Whether a cell that is prepared again restarts with its first iteration.
 
-        They do if the suite measures only speed. Then each round has the same work in every cell, and the
+        It does if the suite only measures speed. Each round then has the same work in every cell, and the
         weights learned so far are not needed.
         """
         turns = [turn for cell in self.cells for turn in self._known(cell).turns if turn.seed == seed]
@@ -138,8 +138,8 @@ class Runner:
         )
 
     def _last(self, cells: Sequence[Compiled], seed: int, number: int) -> float:
-        """Return the round before which a seed ends, if it now continues with round ``number``. Without a
-        limit on rounds, returns infinity.
+        """Return the round before which a seed ends; infinity without a limit on rounds. ``number``: the next
+        round.
 
         The first turn after each start is not timed, and does not count as one of the declared rounds.
         """
@@ -156,9 +156,9 @@ class Runner:
     def _rounds(self, cells: Sequence[Compiled], arms: dict[str, Arm | None], seed: int, number: int) -> bool:
         """Run turns until every arm has ended, all rounds are done, or the verdicts are decided.
 
-        Returns False if the budget was used up first. ``arms``: key → arm, or None for a cell that failed. A
-        cell is added when it gets its first turn. If cells finish in one turn, two of them are therefore
-        never loaded at the same time.
+        Returns False if the budget was used up first. ``arms``: the arm of each cell by its key, or None if
+        the cell failed. A cell is added at its first turn. If cells finish within one turn, only one cell is
+        loaded at a time.
         """
         waiting = [cell for cell in cells if seed not in self._known(cell).done]
         again = any(seed in self._known(cell).failed for cell in waiting)
@@ -182,7 +182,7 @@ class Runner:
         return True
 
     def _done(self, cells: Sequence[Compiled], seed: int) -> None:
-        """Record that a seed is done, for each cell that has turns with this seed and did not fail."""
+        """Record that a seed is finished, for each cell that has turns with this seed and has not failed."""
         for cell in cells:
             measured = self._known(cell)
             if seed not in {*measured.done, *measured.failed} and any(
@@ -191,7 +191,7 @@ class Runner:
                 self.journal.add(cell.key, seed, "done")
 
     def _turn(self, arm: Arm, seed: int, number: int) -> None:
-        """Run and record one turn of an arm. A failure ends the arm."""
+        """Run and record one turn of an arm. If the turn fails, the arm ends."""
         settings, load, start = self.suite.settings, os.getloadavg()[0], time.monotonic()
         try:
             result = following(arm.process.ask("iterate", count=settings.block), arm.counted)
@@ -228,7 +228,7 @@ class Runner:
 
 
 def following(result: dict[str, Any], counted: int) -> dict[str, Any]:
-    """Return a system's answer to `iterate` with ``counted`` added to its iteration numbers."""
+    """Add ``counted`` to the iteration numbers in a system's answer to `iterate`, and return the answer."""
     numbered = {
         part: [{**row, "iteration": row["iteration"] + counted} for row in result[part]]
         for part in ("iterations", "evaluations")
@@ -237,7 +237,7 @@ def following(result: dict[str, Any], counted: int) -> dict[str, Any]:
 
 
 def line(arm: Arm, seed: int, number: int, result: dict[str, Any]) -> str:
-    """Return the progress line of a turn."""
+    """Return the progress line for a turn. ``number``: the round. ``result``: the answer to `iterate`."""
     rows = result["iterations"]
     seconds = sum(row["wall"] for row in rows)
     last = f", to iteration {rows[-1]['iteration']}" if rows else ""

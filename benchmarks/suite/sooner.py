@@ -1,9 +1,9 @@
 """Compare the seconds that cells need to reach a goal, seed by seed.
 
-If cells sample different numbers of tokens, their seconds per iteration cannot be compared, but these seconds
-can. A seed reaches the goal at the point where the line between two of its evaluations crosses the goal. For
-each seed, the comparison takes the logarithm of the ratio of both cells' seconds. It then computes Student's
-interval for the mean. The result is therefore a ratio of geometric means.
+If cells sample different numbers of tokens, their seconds per iteration are not comparable, but the seconds
+to a goal are. A seed reaches the goal where the line between two of its evaluations crosses the goal. For
+each seed, the comparison takes the logarithm of the ratio of the two cells' seconds. It then computes
+Student's interval for the mean. The result is therefore a ratio of geometric means.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Outcome = Literal[
 
 @dataclass(frozen=True)
 class Sooner:
-    """The comparison of one cell with the base by the time to a goal."""
+    """The comparison of a cell with the base by the time to a goal."""
 
     cell: Cell
     base: Cell
@@ -64,7 +64,7 @@ def compared(cell: Cell, base: Cell, goal: float, *, margin: float, pairs: int =
     """Compare two cells by the seconds until they reach ``goal``.
 
     ``margin``: relative difference that counts as equal. ``pairs``: number of cells that are compared with
-    the base; their comparisons share the error probability equally.
+    the base. They share the error probability equally.
     """
     times = [_seconds(each, goal) for each in (cell, base)]
     both = sorted(set(times[0]) & set(times[1]))
@@ -84,24 +84,24 @@ def compared(cell: Cell, base: Cell, goal: float, *, margin: float, pairs: int =
 
 
 def _outcome(low: float, high: float, margin: float) -> Outcome:
-    """Return the outcome for an interval of the logarithm of the ratio."""
+    """Return the outcome for an interval of the ratio's logarithm."""
     if -margin <= low and high <= margin:
         return "same within the margin"
     return "later" if low > 0 else "sooner" if high < 0 else "undecided"
 
 
 def _seconds(cell: Cell, goal: float) -> dict[int, float]:
-    """Return the seconds until each seed reached the goal, by seed. Seeds that did not reach it are not
-    included."""
+    """Return the seconds after which each seed reached the goal, by seed. Seeds that did not reach it are
+    omitted.
+    """
     return {curve.seed: seconds for curve in cell.curves if (seconds := crossing(curve, goal)) is not None}
 
 
 def crossing(curve: Curve, goal: float) -> float | None:
-    """Return the seconds until the curve, interpolated linearly, first reaches ``goal``; None if it never
+    """Return the seconds at which the linearly interpolated curve first reaches ``goal``; None if it never
     does.
 
-    A curve that already starts at or above the goal counts as not reaching it, because it has no time to
-    compare.
+    A curve that starts at or above the goal counts as never reaching it, because there is no time to compare.
     """
     points = curve.ordered
     for before, after in itertools.pairwise(points):

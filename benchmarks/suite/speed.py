@@ -4,25 +4,26 @@ In each round every cell runs one block, and the order rotates. A disturbance of
 all cells. The bootstrap resamples complete rounds. The statistic is the ratio of the medians of two cells,
 because a few slow blocks do not change a median.
 
-**Looks.** Rounds are added until all pairs are decided. A test of a 95 % interval after every round finds a
-difference between equal cells sooner or later. Looks are therefore declared before the first round (`Looks`),
-and each look gets an equal part of the error probability. The sum bounds the total error, however the looks
-depend on each other (Bonferroni; error spending: Lan and DeMets, "Discrete sequential boundaries for clinical
-trials", Biometrika 70, 1983). A pair keeps the verdict of the look that decided it.
+**Looks.** Rounds are added until all pairs are decided. If a 95 % interval were tested after every round, the
+test would sooner or later find a difference between equal cells. Looks are therefore declared before the
+first round (`Looks`), and each look gets an equal part of the error probability. The sum bounds the total
+error, however the looks depend on each other (Bonferroni; error spending: Lan and DeMets, "Discrete
+sequential boundaries for clinical trials", Biometrika 70, 1983). A pair keeps the verdict of the look that
+decided it.
 
-**Pairs.** Holm's procedure at each look bounds the error probability of all pairs together. Every pair gets an
-equal part of it. From the look on at which a pair is found faster or slower, its part passes to the others
-(Maurer and Bretz, "Multiple testing in group sequential trials using graphical approaches", Statistics in
-Biopharmaceutical Research 5, 2013).
+**Pairs.** Holm's procedure at each look bounds the error probability of all pairs together. Every pair gets
+an equal part of it. Once a look finds a pair faster or slower, the pair's part passes to the others from that
+look on (Maurer and Bretz, "Multiple testing in group sequential trials using graphical approaches",
+Statistics in Biopharmaceutical Research 5, 2013).
 
-At a look, two intervals must agree. The first is a 95 % BCa interval. The second has the level of the look, on
-the logarithm of the ratio: a t interval with the bootstrap's standard error, because quantiles so far out would
-depend on a handful of resamples. The second is shown, because the first covers less than 95 % at the look that
-happens to decide.
+At a look, two intervals must agree. The first is a 95 % BCa interval. The second has the level of the look,
+and is a t interval for the logarithm of the ratio, with the bootstrap's standard error. Bootstrap quantiles
+are not used for it, because quantiles so far out would depend on a handful of resamples. The second interval
+is shown, because the first covers less than 95 % at the look that happens to decide.
 
 **Drift.** The test assumes independent rounds. If a cell speeds up or slows down by itself over many rounds,
-they are not independent, and equal cells are found different far more often. The result therefore reports a
-correlation of neighbouring rounds that is too large to be random.
+the rounds are not independent, and equal cells are found different far more often. The result therefore
+reports a correlation of neighbouring rounds that is too large to be random.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ DRIFTS = (
 
 @dataclass(frozen=True)
 class Block:
-    """One turn of one cell."""
+    """The timed seconds of one turn of a cell."""
 
     round: int  # number of the round; blocks of the same round are compared
     seconds: float  # wall seconds for an iteration, or for a token; positive
@@ -58,7 +59,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Looks:
-    """The rounds after which a pair may be decided, declared before the first round."""
+    """The rounds after which a pair may be decided. They are declared before the first round."""
 
     minimum: int = 6  # number of rounds before the first look, at least 3
     maximum: int = 48  # maximum number of rounds
@@ -68,7 +69,7 @@ class Looks:
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """The number of rounds at each look; the last one is the maximum."""
+        """The number of finished rounds at each look. The last one is the maximum."""
         looks, rounds = [], max(3, self.minimum)
         while rounds < self.maximum:
             looks.append(rounds)
@@ -77,21 +78,21 @@ class Looks:
 
     @property
     def level(self) -> float:
-        """Confidence level of each look: 1 - alpha / number of looks."""
+        """The confidence level of each look: 1 - alpha / number of looks."""
         return 1 - self.alpha / len(self.rounds)
 
     def shared(self, pairs: int) -> Looks:
-        """Return the looks for one of ``pairs`` pairs, with an equal part of the error probability."""
+        """Return the looks for one of ``pairs`` pairs, which gets an equal part of the error probability."""
         return replace(self, alpha=self.alpha / pairs)
 
     def due(self, rounds: int) -> bool:
-        """Return whether there is a declared look after this many rounds."""
+        """Whether there is a declared look after this many rounds."""
         return rounds in self.rounds
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The comparison of one cell's speed with the base."""
+    """The comparison of a cell's speed with the base."""
 
     cell: str
     base: str
@@ -119,7 +120,7 @@ class Speed:
 
     @property
     def decided(self) -> bool:
-        """Whether more rounds cannot change the outcome."""
+        """Whether the outcome is final, so that more rounds cannot change it."""
         return self.outcome != "undecided"
 
     @property
@@ -158,8 +159,8 @@ def compare_speeds(
 
     The result depends only on the blocks: the function evaluates the declared looks and keeps the first
     decision. It may therefore be called after any round, and again after a restart. A round counts for a pair
-    if both cells have exactly one block in it. Every cell counts as a pair, even one without blocks, so the
-    cells must be the same in each call.
+    if both cells have exactly one block in it. Every cell except the base counts as a pair, even without
+    blocks, so each call must have the same cells.
     """
     schedule, others = looks or Looks(), [name for name in cells if name != base]
     rounds = {name: _pair(name, base, cells[name], cells[base]) for name in others}
@@ -185,20 +186,22 @@ def compare_speeds(
 
 
 def finished(speeds: Sequence[Speed], rounds: int, looks: Looks | None = None) -> bool:
-    """Return whether all pairs are decided, or the largest declared number of rounds is reached."""
+    """Whether all pairs are decided, or the maximum number of rounds is reached."""
     return all(speed.decided for speed in speeds) or rounds >= (looks or Looks()).rounds[-1]
 
 
 def _pair(cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[Block]) -> tuple[Floats, str]:
-    """Return the seconds [rounds, 2] in the rounds that both cells have, and a text: why there are none, or
-    empty."""
+    """Return (seconds [rounds, 2] of the common rounds, reason why there are none).
+
+    The reason is empty if there are common rounds.
+    """
     reason = _unusable(cell, blocks) or _unusable(base, base_blocks)
     seconds = np.empty((0, 2)) if reason else _rounds(blocks, base_blocks)
     return seconds, reason or ("" if len(seconds) else _apart(cell, base, blocks, base_blocks))
 
 
 def _apart(cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[Block]) -> str:
-    """Return why two cells have no round in common."""
+    """Return why two cells have no round in common, as text."""
     untimed = [name for name, side in ((cell, blocks), (base, base_blocks)) if not side]
     return (
         f"no turn of {' and of '.join(untimed)} is timed yet" if untimed else "they have no round in common"
@@ -206,14 +209,13 @@ def _apart(cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[
 
 
 def _unusable(cell: str, blocks: Sequence[Block]) -> str:
-    """Return why the blocks of a cell cannot be compared; empty if they can."""
+    """Return why a cell's blocks cannot be compared; empty if they can be."""
     bad = sum(not (math.isfinite(block.seconds) and block.seconds > 0) for block in blocks)
     return f"{bad} of {len(blocks)} blocks of {cell} have no positive, finite seconds" if bad else ""
 
 
 def _rounds(blocks: Sequence[Block], base_blocks: Sequence[Block]) -> Floats:
-    """Return the seconds [rounds, 2] of cell and base, in order, for the rounds in which each has one
-    block."""
+    """Return the seconds [rounds, 2] of cell and base, for the rounds in which each has exactly one block."""
     numbers = [[block.round for block in side] for side in (blocks, base_blocks)]
     both = [number for number in sorted(set(numbers[0])) if all(side.count(number) == 1 for side in numbers)]
     seconds = [{block.round: block.seconds for block in side} for side in (blocks, base_blocks)]
@@ -231,7 +233,10 @@ def _look(
     *,
     may_decide: bool = True,
 ) -> Speed:
-    """Return the comparison after the rounds in ``seconds`` [rounds, 2]."""
+    """Return the comparison of a cell with the base after the rounds in ``seconds`` [rounds, 2].
+
+    ``may_decide``: whether this is a declared look.
+    """
     logs = np.ascontiguousarray(np.log(seconds).T)
     rounds, ratio = logs.shape[1], float(_log_ratio(logs))
     if rounds < 2:
@@ -268,9 +273,9 @@ def _look(
 def alike(values: Floats) -> float | None:
     """Return the rank correlation of neighbouring values [rounds] if it is too large to be random, else None.
 
-    "Too large" means that independent values reach it with a probability of at most `BY_CHANCE`. None for
-    fewer than 10 values. Bartels, "The rank version of von Neumann's ratio test for randomness", Journal of
-    the American Statistical Association 77, 1982.
+    "Too large" means that independent values reach it with a probability of at most `BY_CHANCE`. Returns None
+    for fewer than 10 values. Bartels, "The rank version of von Neumann's ratio test for randomness", Journal
+    of the American Statistical Association 77, 1982.
     """
     count = len(values)
     if count < 10:
@@ -285,7 +290,7 @@ def alike(values: Floats) -> float | None:
 
 
 def _log_ratio(logs: Floats) -> Floats:
-    """Return the logarithm of the ratio of medians, from the logarithms of seconds [2, ..., rounds].
+    """Return the logarithm of the ratio of two medians, from logarithms of seconds [2, ..., rounds].
 
     For an even number of blocks, the median is the geometric mean of the middle two. Swapping the cells
     therefore gives the inverse ratio.
@@ -295,7 +300,7 @@ def _log_ratio(logs: Floats) -> Floats:
 
 
 def _outcome(low: float, high: float, margin: float) -> Outcome:
-    """Return the outcome for an interval of the logarithm of the ratio.
+    """Return the outcome for an interval of the ratio's logarithm.
 
     An interval inside the margin means "same", even if it excludes a ratio of 1.
     """
@@ -307,11 +312,11 @@ def _outcome(low: float, high: float, margin: float) -> Outcome:
 def _more(ratio: float, error: float, rounds: int, margin: float, looks: Looks) -> int:
     """Return an estimate of how many more rounds decide a pair with probability `POWER`.
 
-    Before the first look, this is the number of rounds until that look. The effect to find is the margin, or,
-    if that is larger, the observed difference minus its standard error. Few rounds may underestimate the
-    noise. The quantile is therefore Student's, and the noise is its upper bound at probability `POWER`
-    (Wilson and Hilferty's chi-square). After two or three rounds, that bound would be hundreds of times the
-    observed noise, and is not used.
+    Before the first look, this is the number of rounds until that look. The effect to find is the larger of
+    the margin and the observed difference minus its standard error. Since few rounds may underestimate the
+    noise, the quantile is Student's, and the noise is its upper bound at probability `POWER` (Wilson and
+    Hilferty's chi-square). After two or three rounds, that bound would be hundreds of times the observed
+    noise, and is not used.
     """
     to_next = _to_next_look(looks, rounds)
     if rounds < looks.rounds[0]:
@@ -333,5 +338,5 @@ def _exp(logarithm: float) -> float:
 
 
 def _ratios(interval: Interval) -> Interval:
-    """Convert an interval of the logarithm to an interval of the ratio."""
+    """Convert an interval of the ratio's logarithm to an interval of the ratio."""
     return Interval(_exp(interval.low), _exp(interval.high), interval.level, interval.method)

@@ -1,4 +1,4 @@
-"""Tail probabilities and quantiles of Student's t distribution, by numerical integration (without scipy)."""
+"""Tail probabilities and quantiles of Student's t distribution by numerical integration, without scipy."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LIKE_NORMAL = 10_000
 
 
 def t_tail(t: float, freedom: float) -> float:
-    """Return P(T > t) for ``freedom`` ≥ 1 degrees of freedom, to 1e-9.
+    """Return P(T > t) for ``freedom`` ≥ 1 degrees of freedom, with an error of at most 1e-9.
 
-    With t = √ν tan θ the density is proportional to cos^(ν-1) θ, integrated from θ to π/2 by Gauss-Legendre
-    quadrature.
+    With t = √ν tan θ, the density is proportional to cos^(ν-1) θ. It is integrated from θ to π/2 by
+    Gauss-Legendre quadrature.
     """
     if t < 0:
         return 1.0 - t_tail(-t, freedom)
@@ -33,7 +33,7 @@ def t_tail(t: float, freedom: float) -> float:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, freedom: float) -> float:
-    """Return the t for which P(T ≤ t) is ``probability``, in (0, 1). Computed by bisection."""
+    """Return the t for which P(T ≤ t) is ``probability``, which is in (0, 1). Computed by bisection."""
     if probability < 0.5:
         return -t_quantile(1.0 - probability, freedom)
     low, high = 0.0, 1.0

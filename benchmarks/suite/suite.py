@@ -70,7 +70,7 @@ class Goal(BaseModel):
 
 
 class Gate(BaseModel):
-    """One [[gate]] table: a number of a cell that must stay within the range of its trusted runs."""
+    """One [[gate]] table: a value of a cell that must stay within the range of its trusted runs."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     metric: str  # seconds, processor, moved, memory or rate, as in the results table, or a metric's name
@@ -81,7 +81,7 @@ class Gate(BaseModel):
 
 @dataclass(frozen=True)
 class Cell:
-    """A system with its settings, which is what a suite compares."""
+    """One cell of a suite: a system with its settings."""
 
     name: str
     system: str  # rlflow, the name of a shipped peer, or FILE.py
@@ -102,15 +102,15 @@ class Suite:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds; every cell runs once with each."""
+        """The seeds. Every cell runs once with each seed."""
         seeds = self.settings.seeds
         return tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
 
 
 def find_suite(name: str) -> Path:
-    """Return the file of a suite.
+    """Return the file of a suite. ``name``: a path, or the name of a suite that comes with rlflow.
 
-    ``name``: a path, or the name of a shipped suite. Raises PlanError for an unknown name.
+    Raises PlanError for an unknown name.
     """
     path = Path(name).expanduser()
     shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.toml"))}
@@ -183,7 +183,7 @@ def read_suite(path: Path) -> Suite:
 
 
 def with_files(suite: Suite, folder: Path) -> Suite:
-    """Return the suite with {made} in its flags replaced with ``folder``."""
+    """Return the suite with ``folder`` in place of {made} in its flags."""
 
     def put(value: Any) -> Any:
         if isinstance(value, tuple | list):
@@ -259,7 +259,10 @@ def _tables(path: Path, table: Mapping[str, Any], name: str) -> list[dict[str, A
 
 
 def _cells(path: Path, table: Mapping[str, Any], settings: Settings) -> list[Cell]:
-    """Return the cells of a suite: every cell with every combination of the axes. Raises PlanError."""
+    """Return the cells of a suite: each cell with every combination of the axes.
+
+    Raises PlanError.
+    """
     length = {"iterations": settings.rounds * settings.block} if settings.rounds else {}
     base, axes = {**length, **flat(table.get("base", {}))}, flat(table.get("axis", {}))
     for name, values in axes.items():

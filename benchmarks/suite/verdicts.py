@@ -1,5 +1,4 @@
-"""The verdicts of a comparison: speed for cells that did the same work, and learning for cells with enough
-seeds."""
+"""The verdicts of a comparison: speed, if cells did the same work, and learning, if cells have enough seeds."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ ROUNDS_OF_A_SEED = 1_000_000
 
 @dataclass(frozen=True)
 class Verdict:
-    """One result of the comparison of a cell with the base."""
+    """One result of comparing a cell with the base."""
 
     cell: str
     base: str
@@ -33,8 +32,7 @@ class Verdict:
 
 
 def looks(suite: Suite) -> Looks:
-    """Return the looks that a suite declares. The first turn of a cell is not timed and does not count as a
-    round."""
+    """Return the looks of a suite. A cell's first turn is not timed, and does not count as a round."""
     rounds = suite.settings.rounds
     return Looks(maximum=max(rounds - 1, 3)) if rounds is not None else Looks()
 
@@ -48,7 +46,7 @@ def blocks(measured: Measured) -> list[Block]:
 
 
 def speeds(suite: Suite, cells: Cells) -> tuple[Speed, ...]:
-    """Compare the speed of each cell with the base. Does not check whether they did the same work."""
+    """Compare the speed of each cell with the base, without checking whether they did the same work."""
     return compare_speeds(
         {name: blocks(measured) for name, measured in cells},
         cells[0][0],
@@ -73,8 +71,7 @@ def decided(suite: Suite, cells: Cells) -> bool:
 
 
 def other_work(base: Measured, measured: Measured) -> str:
-    """Return a text on how the sampled tokens of two cells differ in their common rounds; empty if they are
-    equal."""
+    """Return a text on how the sampled tokens of two cells differ in common rounds; empty if they are equal."""
     one, other = block_tokens(base), block_tokens(measured)
     both = sorted(set(one) & set(other))
     different = [number for number in both if one[number] != other[number]]
@@ -85,12 +82,14 @@ def other_work(base: Measured, measured: Measured) -> str:
 
 
 def verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """Return all verdicts on each cell compared with the base: first on speed, then on learning."""
+    """Return all verdicts on each cell compared with the base. Verdicts on speed come before verdicts on
+    learning.
+    """
     return [*speed_verdicts(suite, cells), *learning_verdicts(suite, cells)]
 
 
 def speed_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """Return the verdicts on speed. For cells that did different work, the verdict is "not the same work"."""
+    """Return the verdicts on speed. If cells did different work, the verdict is "not the same work"."""
     measured: Mapping[str, Measured] = dict(cells)
     result = []
     for speed in speeds(suite, cells):
@@ -104,7 +103,7 @@ def speed_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
 
 
 def learning(suite: Suite, name: str, measured: Measured) -> Cell:
-    """Return the learning curves of the finished seeds of a cell."""
+    """Return the learning curves of a cell's finished seeds."""
     known = curves(measured, suite.goal)
     return Cell(
         name, tuple(Curve(seed, tuple(known[seed])) for seed in sorted(measured.done) if known.get(seed))
@@ -114,8 +113,8 @@ def learning(suite: Suite, name: str, measured: Measured) -> Cell:
 def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
     """Compare the learning of each cell with the base.
 
-    There are verdicts on final values, on areas under the curves, and, if the suite has a goal to reach, on
-    the time to it. Cells without a value of the goal's metric do not get verdicts.
+    There are verdicts on final values, on areas under the curves and, if the suite has a goal, on the time to
+    the goal. Cells without a value of the goal's metric get no verdicts.
     """
     series = [learning(suite, name, measured) for name, measured in cells]
     base, goal = series[0], suite.goal
@@ -139,7 +138,7 @@ def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
 def areas(cell: Cell, base: Cell) -> str:
     """Return the mean areas under the curves of two cells as text, over seconds and over tokens.
 
-    Each area ends where the shortest curve ends.
+    All areas end where the shortest curve ends.
     """
     parts = []
     units: dict[By, str] = {"seconds": "s", "tokens": "tokens"}

@@ -1,5 +1,4 @@
-"""Code shared by the systems whose iteration consists of equal calls to workers: turns, payload columns,
-Ray."""
+"""Shared code of the systems whose iterations are equal calls to workers: turns, payload columns, Ray."""
 
 import os
 from collections.abc import Callable
@@ -26,11 +25,10 @@ RAY: dict[str, Any] = {
 
 
 class Iterations:
-    """Runs ``flags["iterations"]`` iterations of ``flags["calls"]`` calls each.
+    """Runs ``flags["iterations"]`` iterations with ``flags["calls"]`` calls each.
 
-    ``call``: makes one call and returns its wall seconds. ``tokens``: number of tokens in its payload.
-    ``moved``: returns the bytes that were sent between processes since its last call; None if this is
-    unknown.
+    ``call``: makes one call and returns its wall seconds. ``tokens``: number of tokens in a call's payload.
+    ``moved``: returns the bytes sent between processes since its last call; None if unknown.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class Iterations:
         self.moved = moved
 
     def next(self, count: int) -> dict[str, Any]:
-        """Run the next iterations, at most ``count``. Returns a system's answer to `iterate`."""
+        """Run the next iterations, at most ``count``, and return the answer to `iterate`."""
         rows = []
         for _ in range(min(count, self.count - self.number)):
             wall = sum(self.call() for _ in range(self.calls))
@@ -67,7 +65,7 @@ class Iterations:
 
 
 def start_ray() -> None:
-    """Start a Ray cluster for this process only, on the loopback address."""
+    """Start a Ray cluster for this process alone, on the loopback address."""
     os.environ |= {
         "OMP_NUM_THREADS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -1,7 +1,7 @@
-"""Bare Hugging Face calls: the minimum cost of a GRPO iteration in one process.
+"""Plain Hugging Face calls: the minimum cost of a GRPO iteration in one process.
 
-An iteration is ``generate``, one forward, one backward and one AdamW step, without reward, advantages or
-records.
+An iteration is a call of ``generate``, a forward pass, a backward pass and an AdamW step, without reward,
+advantages or records.
 """
 
 import contextlib
@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class System:
-    """The system of bare calls.
+    """The system that makes plain Hugging Face calls.
 
     ``cell["flags"]``: model, data, prompts, samples, lengths (a file of the suite), lr, iterations; dtype
-    (default float32); weights (dtype of weights and moments, default ``dtype``; if they differ, autocast
-    computes in ``dtype``); rows (rows of one forward and backward, default all of an iteration).
+    (default float32); weights (dtype of weights and moments, default ``dtype``; if it differs from ``dtype``,
+    autocast computes in ``dtype``); rows (rows per forward and backward pass, default all rows of an
+    iteration).
     """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
@@ -87,7 +88,7 @@ class System:
         return int(own.sum())
 
     def backward(self, ids: Tensor, mask: Tensor, own: Tensor, rewards: Tensor, tokens: int) -> None:
-        """Run forward and backward for a part of the rows.
+        """Run the forward and backward pass for a part of the rows.
 
         ``ids``, ``mask``: [rows, prompt and response]. ``own``: [rows, response]. ``rewards``: [rows, 1].
         ``tokens``: number of response tokens in the complete iteration.
@@ -98,8 +99,7 @@ class System:
         (-(logprobs * rewards)[own].sum() / tokens).backward()
 
     def precision(self) -> contextlib.AbstractContextManager[None]:
-        """Return the autocast context. It has an effect only if the weights have another dtype than the
-        computation."""
+        """Return the autocast context. It has no effect if the weights have the dtype of the computation."""
         return (
             contextlib.nullcontext() if self.model.dtype is self.dtype else torch.autocast("cpu", self.dtype)
         )

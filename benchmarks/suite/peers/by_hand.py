@@ -1,7 +1,7 @@
-"""A hand-written iteration of `ppo`, which calls the functions of the same backend in order.
+"""A hand-written iteration of `ppo`, which calls the same backend's functions in order.
 
-Its cost is the least that an iteration can have: there is no engine, and nothing is recorded, scheduled or
-saved. ``cell["flags"]`` are flags of `rlflow run`.
+This is the minimum cost of an iteration: there is no engine, and nothing is recorded, scheduled or saved.
+``cell["flags"]`` are flags of `rlflow run`.
 """
 
 import json
@@ -24,7 +24,7 @@ LENGTHS = "actor.generate.lengths"
 
 
 class System:
-    """Runs `ppo` with the models and prompts of a run that is prepared but never started."""
+    """Runs `ppo` with the models and prompts of a run that is prepared but not started."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Load the models and the data."""
@@ -88,7 +88,7 @@ class System:
         return int(batch["mask"].sum())
 
     def stage(self, name: str, batch: Batch, **settings: Any) -> Batch:
-        """Call a stage with the columns that it reads, and return the columns that it gives."""
+        """Call a stage with the columns that it reads, and return the columns that it produces."""
         stage = self.stages[name]
         inputs = [
             batch[column] if column in batch.columns else None for column in stage.signature.column_names

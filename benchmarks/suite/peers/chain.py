@@ -1,5 +1,7 @@
-"""A chain of empty stages that the executor runs on a pool. It is timed from the start of the first stage to
-the end of the last."""
+"""A chain of empty stages that the executor runs on a pool.
+
+The time is measured from the start of the first stage to the end of the last.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,9 @@ def chain(prompts, actor, reward):
 
 
 class System:
-    """The system of a chain of empty stages, with models of the null backend.
+    """The system that runs a chain of empty stages, with models of the null backend.
 
-    ``cell["flags"]``: workers, stages, calls (chains in an iteration), iterations.
+    ``cell["flags"]``: workers, stages, calls (chains per iteration), iterations.
     """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
@@ -47,7 +49,9 @@ class System:
         return {"iterations": flags["iterations"]}
 
     def chain(self) -> float:
-        """Run the chain and return its seconds. Raises RuntimeError if a wrong number of stages ran."""
+        """Run the chain and return its seconds. Raises RuntimeError if the number of executed stages is
+        wrong.
+        """
         outcome = self.roles.prepared.executor.run(self.roles.plan, self.roles.take())
         spans = [span for span in outcome.spans if span.node.startswith("step")]
         if len(spans) != self.flags["stages"]:

@@ -1,6 +1,8 @@
-"""Calls of rlflow to a pool of workers: a stage reads nine columns (one int64, eight float32) and gives one.
+"""Calls of rlflow to a pool of workers. A stage reads nine columns (one int64, eight float32) and produces
+one.
 
-verl's driver holds the columns and gets the result. rlflow stores columns on workers, so there are four cases:
+verl's driver holds the columns and gets the result. rlflow stores columns on workers, so there are four
+cases:
 
 - ``stays``: a call inside a graph: each rank already has its rows, and the result stays on the ranks.
 - ``moves``: a pool with half as many ranks has the inputs: every rank fetches rows; the result stays on the ranks.
@@ -56,9 +58,9 @@ def dispatch(prompts, actor):
 
 
 class System:
-    """The system of calls to a pool, with models of the null backend.
+    """The system that makes calls to a pool, with models of the null backend.
 
-    ``cell["flags"]``: case, workers, rows, tokens (in a row), calls (in an iteration), iterations.
+    ``cell["flags"]``: case, workers, rows, tokens (per row), calls (per iteration), iterations.
     """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
@@ -88,7 +90,7 @@ class System:
         return time.perf_counter() - start
 
     def moved(self) -> int:
-        """Return the bytes of columns that were sent between processes since the last call of this method."""
+        """Return the bytes of columns that were sent between processes since this method was last called."""
         return self.returns or sum(self.roles.prepared.engine.traffic().values())
 
     def iterate(self, count: int) -> dict[str, Any]:
@@ -106,7 +108,7 @@ class System:
 
 
 def payload(rows: int, tokens: int) -> Batch:
-    """Return ``rows`` rows of the nine columns. Each row has ``tokens`` tokens."""
+    """Return a batch of the nine columns, with ``rows`` rows of ``tokens`` tokens."""
     lengths = torch.full((rows,), tokens)
     columns = {
         "tokens": Data(Kind(Level.TOKEN, "int64"), torch.ones(rows * tokens, dtype=torch.int64), lengths)
@@ -118,7 +120,7 @@ def payload(rows: int, tokens: int) -> Batch:
 
 
 def exchanged(batch: Batch, workers: int) -> int:
-    """Return the bytes of all columns sent to the workers and of the result sent back."""
+    """Return the number of bytes sent: all columns to the workers, and the result back."""
     split = balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), workers)
     return sum(
         BatchFrame(part, rows, narrow=True).nbytes
@@ -131,20 +133,20 @@ Call = Callable[[], Batch]
 
 
 def stage_call(started: Roles, batch: Batch) -> Call:
-    """Return a function that calls the stage on the pool."""
+    """Return a function that calls the stage on the pool with the columns of ``batch``."""
     engine, step = started.prepared.engine, started.plan.program.functions["step"]
     return lambda: engine.stage(step, batch, {}, 0, CallOptions(POOL))[0]  # type: ignore[arg-type]
 
 
 def stays(started: Roles, batch: Batch, workers: int) -> Call:
-    """Return a call whose columns are stored on the pool."""
+    """Return a function that makes a call whose columns are stored on the pool."""
     return stage_call(started, started.prepared.engine.spread(batch, POOL))
 
 
 def moves(started: Roles, batch: Batch, workers: int) -> Call:
-    """Return a call whose columns are stored on the smaller pool.
+    """Return a function that makes a call whose columns are stored on the smaller pool.
 
-    Copies that an earlier call fetched are dropped, so that each call fetches the columns again.
+    It drops copies that an earlier call fetched, so that each call fetches the columns again.
     """
     engine = started.prepared.engine
     there = engine.spread(batch, HALF)
@@ -159,12 +161,14 @@ def moves(started: Roles, batch: Batch, workers: int) -> Call:
 
 
 def touched(started: Roles, batch: Batch, workers: int) -> Call:
-    """Return a call whose columns are stored on the driver."""
+    """Return a function that makes a call whose columns are stored on the driver."""
     return stage_call(started, batch)
 
 
 def returned(started: Roles, batch: Batch, workers: int) -> Call:
-    """Return a call whose columns and result are on the driver, to a pool of workers without models."""
+    """Return a function that calls a pool of workers without models. The driver has the columns and gets the
+    result.
+    """
 
     class Echo:
         def step(self, rows: Batch) -> Batch:

@@ -1,4 +1,6 @@
-"""Plain Ray calls without a payload: each stage calls every actor, then waits for all with one `ray.get`."""
+"""Plain Ray calls without a payload. Each stage calls every actor, then waits for all of them with one
+`ray.get`.
+"""
 
 import time
 from typing import Any
@@ -7,9 +9,9 @@ from _calls import Iterations, start_ray  # type: ignore[import-not-found]
 
 
 class System:
-    """The system of plain Ray calls.
+    """The system that makes plain Ray calls.
 
-    ``cell["flags"]``: workers, stages, calls (chains in an iteration), iterations.
+    ``cell["flags"]``: workers, stages, calls (chains per iteration), iterations.
     """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer, used as in its documentation, with GRPOConfig's defaults except SETTINGS."""
+"""TRL's GRPOTrainer as in its documentation, with GRPOConfig's defaults except for SETTINGS."""
 
 import json
 import runpy
@@ -24,11 +24,12 @@ SETTINGS = {
 
 
 class System:
-    """The system of TRL's trainer, which runs in a thread and waits between turns.
+    """The system that runs TRL's trainer. The trainer runs in a thread and waits between turns.
 
-    ``cell["flags"]``: model, data, reward (FILE.py:function of completion and answer), prompts, samples, tokens
-    (maximum length of a response), lengths (a file; without it the model ends its responses itself), lr, dtype
-    (bfloat16: autocast with float32 weights), iterations, held_out (a file of questions), eval_every.
+    ``cell["flags"]``: model, data, reward (FILE.py:function of completion and answer), prompts, samples,
+    tokens (maximum tokens of a response), lengths (a file; without it, the model ends its responses itself),
+    lr, dtype (bfloat16: autocast with float32 weights), iterations, held_out (a file of questions),
+    eval_every.
     """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class System:
         return {"iterations": flags["iterations"]}
 
     def force(self, lengths: Recorded) -> None:
-        """Make the model sample rows of the recorded lengths."""
+        """Make the model sample responses of the recorded lengths."""
         model = self.trainer.model
         sample = model.generate
 
@@ -92,7 +93,7 @@ class System:
         model.generate = generate
 
     def train(self) -> None:
-        """Run the trainer. This is the function of the trainer's thread."""
+        """Run the trainer. The trainer's thread executes this method."""
         try:
             self.wait()
             self.evaluate(0)
@@ -117,8 +118,10 @@ class System:
         self.wait()
 
     def evaluate(self, number: int) -> None:
-        """Evaluate on the held-out questions if an evaluation is due after ``number`` iterations. Its time
-        does not count."""
+        """If an evaluation is due after ``number`` iterations, evaluate on the held-out questions.
+
+        The time of evaluations does not count.
+        """
         import torch
 
         flags = self.flags

@@ -1,8 +1,8 @@
-"""Calls of verl's RayWorkerGroup with DP_COMPUTE_PROTO: the driver splits a DataProto over the workers and gets
-the result.
+"""Calls of verl's RayWorkerGroup with DP_COMPUTE_PROTO. The driver splits a DataProto over the workers and
+gets the result.
 
 The called method reads nine columns (one int64, eight float32) and returns one. verl is installed without its
-dependencies, which would install the CUDA build of torch and packages that its controller does not need.
+dependencies, which would install the CUDA build of torch and packages that verl's controller does not need.
 REQUIRES lists the packages that the controller imports.
 """
 
@@ -24,9 +24,9 @@ WITHOUT_DEPENDENCIES = ("verl==0.9.1",)
 
 
 class System:
-    """The system of verl's calls.
+    """The system that makes verl's calls.
 
-    ``cell["flags"]``: workers, rows, tokens (in a row), calls (in an iteration), iterations.
+    ``cell["flags"]``: workers, rows, tokens (per row), calls (per iteration), iterations.
     """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Write a small model, prompts and a reward, to compare systems on responses of the same lengths.
+"""Write a small model, prompts and a reward, to compare systems with responses of equal lengths.
 
     python fixed_shape.py FOLDER
 
 The model is a Qwen3 with 0.8M random parameters. Prompts are short (data.jsonl) or have about 190 tokens
-(long.jsonl). lengths.json is the recorded list in this folder; fixed.json gives every response 64 tokens.
+(long.jsonl). lengths.json is the recorded list in this folder. fixed.json gives every response 64 tokens.
 """
 
 import inspect
@@ -25,12 +25,12 @@ LENGTHS = Path(__file__).with_name("lengths.json")
 
 
 def digits(completion: str, answer: str = "") -> float:
-    """Return the reward, which is the share of digits in the completion. ``answer`` is ignored."""
+    """Return the reward: the share of digits in the completion. ``answer`` is ignored."""
     return sum(letter in "0123456789" for letter in completion) / max(len(completion), 1)
 
 
 def long_prompt(draw: random.Random, tokenizer: Any) -> str:
-    """Return a sum of so many numbers that the text has about LONG tokens."""
+    """Return a sum with enough numbers for about LONG tokens of text."""
     numbers, wanted = [f"{draw.randrange(1000)}"], draw.randint(LONG - 20, LONG + 20)
     # a token has at least one character, so check the number of characters first, which is cheap
     while len(text := f"Add {', '.join(numbers)} =") < wanted or len(tokenizer(text).input_ids) < wanted:

