@@ -75,7 +75,9 @@ class Controls:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Pattern that finds control tokens in a text. Longer tokens match before shorter ones."""
+        """Regular expression that finds control tokens in a text. If several match at one place, the longest
+        counts.
+        """
         return re.compile("|".join(map(re.escape, sorted(self.ids, key=len, reverse=True))) or r"(?!)")
 
     def hidden(self, content: Sequence[Any], others: Iterable[str] = ()) -> tuple[list[Any], StandIns]:
@@ -220,7 +222,7 @@ def _vocabulary(state: dict[str, Any]) -> dict[str, int]:
 
 
 def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
-    """Change a tokenizer's JSON so that the added tokens ``ids`` are not recognised in texts, and return it.
+    """Return a tokenizer's JSON, changed so that the added tokens ``ids`` are not recognised in texts.
 
     All other tokens keep their ids.
     """
@@ -237,9 +239,7 @@ def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
 
 
 def _within(part: Any) -> Any:
-    """Change a part of a tokenizer's JSON so that no space is added at the beginning of a text, and return
-    it.
-    """
+    """Return a part of a tokenizer's JSON, changed so that no space is added at the beginning of a text."""
     if isinstance(part, dict):
         changed = {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else {}
         return {

@@ -203,7 +203,7 @@ class Dataset:
         )
 
     def faulty(self, index: Sequence[int]) -> dict[int, Fault]:
-        """Return the faults of the unusable records among ``index``, by record index."""
+        """Check the records at the indices ``index``, and return the faults of unusable records, by index."""
         return faults(self.records, index, self.encoder, self.wording, self.room, self.name)
 
     def longest(self) -> tuple[int, int]:

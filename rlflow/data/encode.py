@@ -418,7 +418,7 @@ class TokenizerEncoder:
 
         ``turn``: the ids that the template writes after a reply. They usually begin with an end token. If
         sampling already ended with an end token, the template's end token is dropped. It is kept if it
-        differs and also begins the next turn.
+        differs from the sampled end token and also begins the next turn.
         """
         closed, ends = self._closed(turn), self.ends
         if not closed or not sampled or sampled[-1] not in ends.ids:
@@ -441,7 +441,7 @@ class TokenizerEncoder:
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
         """Return the text of each row of token ids, without padding and end tokens.
 
-        bare: if True, special tokens inside the text are removed too.
+        ``bare``: True to remove special tokens inside the text as well.
         """
         return completions(self.tokenizer, rows, self.ends.ids, bare)
 

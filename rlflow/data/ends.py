@@ -218,8 +218,8 @@ def template_of(folder: Path, variables: Variables = NONE) -> ChatTemplate | Non
 def closing(after: str, added: Mapping[str, int]) -> tuple[str, int | None]:
     """Return the end token at the beginning of the text after a reply, as (white space before it, token id).
 
-    The id is None if the text does not begin with a token. ``added``: ids of the tokens outside the base
-    vocabulary, by text.
+    ``added``: ids of the tokens outside the base vocabulary, by text. The id is None if the text does not
+    begin with one of them.
     """
     rest = after.lstrip()
     word = max((word for word in added if rest.startswith(word)), key=len, default=None)

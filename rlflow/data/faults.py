@@ -64,7 +64,7 @@ class Fault:
 def faults(
     records: Sequence[Record], index: Sequence[int], encoder: Encoder, wording: Wording, room: Room, name: str
 ) -> dict[int, Fault]:
-    """Return the faults of the unusable records among ``index``, by record index.
+    """Check the records at the indices ``index``, and return the faults of unusable records, by index.
 
     Encodes many records in one call. Encodes them one by one only if this call fails. ``room``: the token
     limits. ``name``: what messages call the data set.

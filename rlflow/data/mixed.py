@@ -229,7 +229,9 @@ class MixedPrompts(Prompts):
 
 
 def _number(name: str) -> int:
-    """Return a number that depends only on a source's name. It makes the source's random orders its own."""
+    """Return a number that depends only on a source's name. With it as a seed, each source has its own random
+    orders.
+    """
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
 
 

@@ -1,6 +1,6 @@
 """Read the records of a file or folder: JSON Lines, Parquet, or a Hugging Face dataset folder.
 
-Each record is a mapping, and knows its file and line.
+Each record is a mapping with its file and line.
 """
 
 from __future__ import annotations

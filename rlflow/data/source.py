@@ -62,8 +62,8 @@ def open_data(
     - ``task``: the parameters of a reasoning-gym task. ``seed``: draws the task's questions.
     - ``bad``: "stop" raises an error for lines without a valid record. "skip" skips them and lists them in
       ``Dataset.faults``.
-    - ``telling``: a function that returns an encoder which adds more to prompts, for example a description of
-      tools. It is called with the data set's encoder.
+    - ``telling``: a function that gets the encoder and returns one that adds more to prompts, for example a
+      description of tools.
     """
     variables = template_kwargs or {}
     encoder = telling(TokenizerEncoder(tokenizer, variables) if tokenizer is not None else ByteEncoder())
@@ -198,7 +198,7 @@ def _read(
 
 
 def _unread(raw: Sequence[Raw], fields: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the fields of the first record that are not used. A field counts as used if a nested part of it
+    """Return the fields of the first record that are not used. A field counts as used if a nested field in it
     is.
     """
     needed = {field.partition(".")[0] if field not in raw[0].fields else field for field in fields.values()}

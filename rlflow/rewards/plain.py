@@ -112,10 +112,9 @@ def evaluates(task: str) -> bool:
 def readable(task: str, answer: str, entry: Mapping[str, Any]) -> str:
     """Return the text that a reasoning-gym scorer gets in place of a model's answer.
 
-    A plain answer is passed unchanged, as is any answer if the scorer does not evaluate code. A non-plain
-    answer that equals the correct answer in ``entry`` is replaced with the correct answer. Any other
-    non-plain answer is replaced with a text that cannot be parsed, and so gets the score of a meaningless
-    answer.
+    If the answer is plain, or if the scorer does not evaluate code, this is the answer itself. If another
+    answer equals the correct answer in ``entry``, it is the correct answer. Otherwise it is a text that
+    cannot be parsed, which gets the score of a meaningless answer.
     """
     plain = EVALUATING.get(str(entry["metadata"]["source_dataset"]) if task == COMPOSITE else task)
     if plain is None or (len(answer) <= LONGEST and plain(answer)):

@@ -117,7 +117,8 @@ class Reward:
     def judged(self, call: Any) -> Results:
         """Wait for a submitted call, and return its results.
 
-        If a reward function did not return a number, the message names the function's file and line.
+        If a reward function did not return a number for a row, the row's message names the function's file
+        and line.
         """
         results = self.pool.wait(call)
         for cause in OF_VALUES if self.place else ():

@@ -227,8 +227,9 @@ class RewardPool(WorkerPool[_Chunk]):
     def _more(self) -> int:
         """Return how many slots to add when rows have to wait.
 
-        If the user set the number of workers: all remaining slots. Otherwise: one, up to the number of cores.
-        Beyond that, the number of slots doubles if the processes mostly wait.
+        If the user set the number of workers, these are all remaining slots. Otherwise it is one slot until
+        there are as many as cores. After that, the number of slots doubles each time, but only if the
+        processes mostly wait.
         """
         count = len(self.slots)
         if self._named:

@@ -199,7 +199,10 @@ def _memory(kind: str) -> Iterator[None]:
 
 
 def line_of(error: BaseException, file: str) -> int:
-    """Return the line of the user's file ``file`` that raised the error: the last such line in the traceback."""
+    """Return the line number in the user's file ``file`` that raised the error.
+
+    If several lines of the file are in the traceback, the last one counts.
+    """
     if isinstance(error, SyntaxError):
         return error.lineno or 1
     return next(

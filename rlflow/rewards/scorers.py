@@ -63,7 +63,10 @@ def compared(*, completion: str, answer: str) -> str:
 
 
 def _with_answer(score: Score, read: Callable[..., str]) -> Score:
-    """Return a scorer that also returns the answer that ``read`` extracts, unless that answer is empty."""
+    """Wrap a scorer so that it also returns the answer that ``read`` extracts from the response.
+
+    Empty answers are omitted.
+    """
 
     def both(**row: Any) -> dict[str, Any]:
         answer = read(**row)

@@ -1,5 +1,6 @@
-"""Packaged tasks: TOML settings for each algorithm, with shared small models, lessons and preference pairs.
+"""Packaged tasks: TOML settings for each algorithm, and the models, lessons and preference pairs that they
+share.
 
-The models were trained with rlflow's `sft` flow. The choice of a run's task is in `rlflow.runs.packaged`.
-Users' data sets are read by `rlflow.data`.
+The small models were trained with rlflow's `sft` flow. The choice of a run's task is in
+`rlflow.runs.packaged`. Users' data sets are read by `rlflow.data`.
 """

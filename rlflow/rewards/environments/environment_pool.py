@@ -66,7 +66,7 @@ Answer = Mapping[str, Any] | Failure  # answer to a call, as the worker's ``chec
 
 @dataclass(eq=False)
 class Episode:
-    """The episode of one row, with its calls and answers so far, from which a process can replay it."""
+    """The episode of one row. From the stored calls and answers, a process can replay it."""
 
     number: int
     slot: int
@@ -228,7 +228,7 @@ class _EnvironmentSlot(Slot[_Calls]):
         return job.answers
 
     def forget(self, episode: Episode) -> None:
-        """Have the process drop an episode with its next message. Other threads call this."""
+        """Make the process drop an episode when it gets its next message. Other threads may call this."""
         self._over.append(episode.number)
 
     def _answered(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> list[Answer]:
@@ -304,8 +304,9 @@ class _EnvironmentSlot(Slot[_Calls]):
                 helper.join()
 
     def _kept(self, episode: Episode, call: Sequence[Any], answer: Answer | None) -> Answer:
-        """Store a call and its answer in the episode, and return the answer. Without an answer, return the
-        Failure.
+        """Store a call and its answer in the episode, and return the answer.
+
+        If there is no answer, return the episode's Failure.
         """
         if answer is None or isinstance(answer, Failure):
             episode.failure = answer or episode.failure

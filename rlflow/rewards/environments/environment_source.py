@@ -56,7 +56,7 @@ class ClassSource:
 def read_class(file: str, name: str) -> ClassSource:
     """Return the description of a class in a file.
 
-    Raises PlanError if the file cannot be read or does not define the class, or if the class cannot be an
+    Raises PlanError if the file cannot be read or does not define the class, or if the class is not a valid
     environment.
     """
     tree = text.tree(file, "environment")

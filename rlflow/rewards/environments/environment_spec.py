@@ -157,7 +157,10 @@ def parse_environment(written: str, values: Mapping[str, Any], flag: str = "env"
 
 
 def _named(written: str, flag: str) -> tuple[str, str, str]:
-    """Return (file, class name, module name) of an environment. Raises PlanError for an unknown one."""
+    """Return (file, class name, module name) of the environment that a flag names.
+
+    Raises PlanError for an unknown environment.
+    """
     own = SHIPPED.get(written) or ADAPTERS.get(written.partition(":")[0] if ":" in written else "")
     if own is not None:
         module, cls = own

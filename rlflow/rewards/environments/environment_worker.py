@@ -76,7 +76,9 @@ class EnvironmentWorker(RequestWorker):
         self._make, self._later = lambda: kind(**settings), packed["later"]
 
     def answers(self, request: dict[str, Any]) -> Iterator[Any]:
-        """Drop the episodes listed as over, then return an iterator over the answers to the request's calls."""
+        """Drop the episodes that the request lists as finished, then return an iterator over the answers to
+        its calls.
+        """
         for over in request["over"]:
             self._episodes.pop(over, None)
         calls, seconds = request["calls"], request["seconds"]
@@ -100,7 +102,9 @@ class EnvironmentWorker(RequestWorker):
             return failed(error)
 
     def _failed(self, number: int) -> Any:
-        """Drop a failed episode and close its environment. Returns an awaitable if ``close`` is async."""
+        """Drop the failed episode ``number`` and close its environment. Returns an awaitable if ``close`` is
+        async.
+        """
         episode = self._episodes.pop(number, None)
         with contextlib.suppress(Exception):  # only the episode's own failure is reported
             return _close(episode)

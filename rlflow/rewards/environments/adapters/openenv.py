@@ -49,7 +49,7 @@ class OpenEnvSession:
     def reset(self, prompt: str, answer: str = "", *, seed: int, **fields: Any) -> Any:
         """Start an episode, and return the first text or message for the model.
 
-        Of ``fields``, the data fields of the record, the server's ``reset`` gets those that it accepts.
+        The server's ``reset`` gets those data fields of the record (``fields``) that it accepts.
         """
         return self._read(
             self._request("reset", {"seed": seed, "prompt": prompt, "answer": answer, **fields})[
@@ -119,7 +119,7 @@ def _connected(connect: Callable[..., Any], url: str, seconds: float) -> Any:
 
 
 def _reply(response: Any) -> Reply:
-    """Convert the HTTP response of a server that did not open a WebSocket."""
+    """Convert the HTTP response of a server that did not open a WebSocket to a ``Reply``."""
     headers = http.client.HTTPMessage()
     for name, value in response.headers.raw_items():
         headers[name] = value
