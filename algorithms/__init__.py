@@ -1,5 +1,5 @@
-"""Algorithms, one file each. A file contains settings, stages, losses and a flow, and imports only `rlflow`.
+"""Algorithms, one file each. A file contains settings, stages, losses and a flow.
 
-Arithmetic that several algorithms share is in `rlflow.author.functional`. The other parts of `rlflow` run the
-algorithms.
+From rlflow, a file imports only the public names (`from rlflow import …`). Arithmetic that several algorithms
+share is in `rlflow.author.functional`. The other parts of `rlflow` run the algorithms.
 """

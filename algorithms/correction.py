@@ -48,7 +48,7 @@ class Correction:
 
 @stage(gives={"question": text})
 def look_again(prompt, *, request):
-    """Return the follow-up prompt after the first attempt: the request, and the question again."""
+    """Return the follow-up prompts after the first attempt: the request, and the question again."""
     return [f"\n{request}\n{question}" for question in prompt]
 
 

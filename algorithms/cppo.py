@@ -31,7 +31,7 @@ class CPPO:
 
 @stage(gives={"magnitude": row("float32")})
 def magnitude(advantages, mask):
-    """Return each response's absolute advantage, which all its tokens share.
+    """Return the absolute advantage of each response. All tokens of a response have the same advantage.
 
     Returns NaN for a row with a missing score. Such a row never counts as one of the largest.
     """

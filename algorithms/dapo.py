@@ -45,7 +45,8 @@ def mixed(scores, group):
 def shorten(scores, mask, *, max_tokens, overlong, penalty):
     """Subtract the soft over-long punishment (eq. 13) from the scores.
 
-    The punishment is 0 up to max_tokens - overlong tokens. It then rises linearly to `penalty` at max_tokens.
+    The punishment is 0 up to `max_tokens - overlong` tokens. It then rises linearly to `penalty` at
+    `max_tokens`.
     """
     excess = (mask.sum(1) - (max_tokens - overlong)).to(scores.dtype) / overlong
     return scores - penalty * excess.clamp(0, 1)

@@ -1,9 +1,9 @@
 """PPO with an adaptive KL coefficient (Ziegler et al. 2019, section 2.2). `beta` rises while the KL of the
 policy to the reference is above `target_kl`, and falls while it is below.
 
-Only this differs from PPO (ppo.py). `beta` is part of the flow's state, which is saved and resumed with the
-run. The differences from the paper are those of PPO. In addition, `horizon` limits how fast beta changes, as
-in the authors' code: over `horizon` rows, by at most about a fifth.
+Nothing else differs from PPO (ppo.py). `beta` is part of the flow's state, which is saved and resumed with
+the run. The differences from the paper are those of PPO. In addition, `horizon` limits how fast beta changes,
+as in the authors' code: over `horizon` rows, by at most about a fifth.
 """
 
 from dataclasses import dataclass

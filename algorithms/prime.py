@@ -61,7 +61,7 @@ def reward_tokens(prm_logprobs: token(torch.float32), ref_logprobs, scores, grou
 
 @stage(gives="advantages", dispatch=RANK0)  # mean and deviation need the complete batch
 def normalised_returns(rewards, mask, *, gamma):
-    """Return the discounted sum of later rewards at each token, whitened over all rows.
+    """Return the discounted reward-to-go of each token, whitened over all rows.
 
     A row with a missing score (NaN) is excluded from the mean and deviation, and from the update.
     """

@@ -36,7 +36,7 @@ def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):
 
 @stage(gives="advantages")
 def compare(rewards, baseline: row(torch.float32), mask, *, gamma):
-    """Return, at each token, the discounted sum of later rewards minus the score of the greedy response.
+    """Return the discounted reward-to-go of each token, minus the score of the greedy response.
 
     If the score of either response is missing (NaN), the update skips the row.
     """

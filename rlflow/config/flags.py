@@ -372,7 +372,9 @@ def _of_a_call(name: str, roles: Iterable[str]) -> bool:
 
 
 def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]:
-    """If --pools is not given, return a problem that lists the flags which need it."""
+    """Return a problem that lists the flags which need --pools, if --pools is not given; otherwise an empty
+    list.
+    """
     if config.options.pools:
         return []
     names = ("pool", "trainer.pool", "generator.pool")

@@ -77,9 +77,10 @@ def _facts(folder: Path, files: tuple[tuple[str, int, int], ...]) -> ModelFacts:
 def reward_models(
     graph: Graph, roles: Roles, placement: Placement, rewards: RewardNames, dtype: str
 ) -> Iterator[tuple[str, str, ModelFootprint]]:
-    """Yield (pool, name, memory) for each reward model that has its own folder.
+    """Yield (pool, name, memory) for each reward model that has its own folder, and each pool that scores
+    with it.
 
-    Every rank of the pool that scores with the model loads a complete copy.
+    Each rank of the pool loads a complete copy of the model.
     """
     for role, pools in reward_pools(graph, placement).items():
         for spec in rewards.of_role(role) if role not in roles else ():

@@ -16,7 +16,7 @@ OF_THE_RUN = (*(each.name for each in fields(Options)), *SWITCHES, "config")
 
 
 def no_sampling() -> Sequence[str]:
-    """Return no roles. This is the default for a flow that is unknown."""
+    """Return an empty list of roles. This is the default if the flow is unknown."""
     return ()
 
 
@@ -31,7 +31,7 @@ class Known:
 
 
 def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
-    """Return the problem that a flag without a role, such as --NAME, is unknown to the run and to its
+    """Return the problem to report if a flag without a role, such as --NAME, is unknown to the run and its
     backends.
 
     ``settings``: the settings of the backends.
@@ -46,7 +46,7 @@ def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
 
 
 def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known) -> Problem:
-    """Return the problem that neither of a role's backends has the setting in --ROLE.NAME.
+    """Return the problem to report if neither of a role's backends has the setting in --ROLE.NAME.
 
     ``settings``: the settings of these backends.
     """
@@ -63,7 +63,7 @@ def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known)
 
 
 def unknown_own(name: str, known: Known) -> Problem:
-    """Return the problem that the flow has no setting for --hp.NAME."""
+    """Return the problem to report if the flow has no setting for --hp.NAME."""
     return Problem(
         "unknown-setting",
         f"there is no setting 'hp.{name}'",
@@ -74,7 +74,7 @@ def unknown_own(name: str, known: Known) -> Problem:
 
 
 def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
-    """Return the problem that the first part of a dotted flag is unknown.
+    """Return the problem to report if the first part of a dotted flag is unknown.
 
     ``heads``: the possible first parts. If the last part is a setting of another project, the message
     suggests rlflow's flag for it.

@@ -94,7 +94,7 @@ def _lengths(value: Any) -> Any:
 
 
 def _unfit(flag: str, name: str, value: Any) -> Problem:
-    """Return the problem that a sampling setting has an invalid value."""
+    """Return the problem to report if a sampling setting has an invalid value."""
     expected = (
         GENERATE[name].expected
         if name != "lengths"

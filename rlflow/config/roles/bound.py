@@ -253,7 +253,7 @@ def usual(name: str, half: str) -> Capabilities:
 
 
 def no_side(name: str, half: str, role: str) -> Problem:
-    """Return the problem that a backend does not have the trainer or generator that a role needs."""
+    """Return the problem to report if a backend does not have the trainer or generator that a role needs."""
     return Problem(
         "backend-half",
         f"the backend '{name}' has no {half.capitalize()}, which role '{role}' needs",

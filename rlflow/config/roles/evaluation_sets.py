@@ -1,6 +1,6 @@
 """The additional held-out sets of a run, named with ``--eval NAME=FILE``.
 
-Each set is a file, folder or task that is used completely. It is opened like the run's data.
+Each set is a file, folder or task, which is opened like the run's data. All its records are held out.
 """
 
 from __future__ import annotations

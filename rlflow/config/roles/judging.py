@@ -88,7 +88,7 @@ class HeldOutJudge:
 
 
 def _extracting(reward: Reward) -> Reward:
-    """Return the reward. If its scorer is built in, it also extracts answers."""
+    """Return the reward, changed to also extract answers if its scorer is built in."""
     scorer = reward.scorer
     if scorer.kind not in BUILT_IN:
         return reward
@@ -116,7 +116,7 @@ def check_judge(reward: Reward, name: str, data: Judged) -> None:
 
 
 def no_judge(name: str, rewards: tuple[RewardSpec, ...]) -> PlanError:
-    """Return the error that none of ``rewards`` can score the answers to the held-out set ``name``."""
+    """Return the error to raise if none of ``rewards`` can score the answers to the held-out set ``name``."""
     return PlanError.of(
         "eval-reward",
         f"no reward can score the held-out set '{name}'",

@@ -199,8 +199,9 @@ def made_up(flow: Flow) -> Dataset:
 
 
 def split_records(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
-    """Return (training, held-out) data. ``held_out``: number of questions; at most a fifth of them is held
-    out.
+    """Return (training, held-out) data.
+
+    ``held_out``: requested number of held-out questions. At most a fifth of the questions is held out.
     """
     if data.parts:
         return data.split(fifths(data, held_out) if held_out else 0)

@@ -71,7 +71,7 @@ class ModelReward:
 
 @dataclass
 class EpisodeReward:
-    """A reward that is the score which a row's environment gave to its episode."""
+    """A reward whose value is the score that the environment gave to the row's episode."""
 
     spec: RewardSpec
 
@@ -85,7 +85,7 @@ class EpisodeReward:
 
 @dataclass(frozen=True)
 class Asked:
-    """Rows that were submitted to reward functions, whose scores are not awaited yet."""
+    """A batch that was submitted to reward functions, with the calls that return its scores."""
 
     batch: Batch
     calls: list[tuple[Reward, Any]]
@@ -256,7 +256,9 @@ class RewardNames:
         return dataclasses.replace(maybe, names=dict.fromkeys(maybe.names, False))
 
     def forms(self) -> Iterator[str]:
-        """Yield a line for each reward function that is written for another project, with how it is called."""
+        """For each reward function that is written for another project, yield a line that says how it is
+        called.
+        """
         for spec in dict.fromkeys([*self.named, *self.own.values(), *self.judges.values()]):
             form = reads(spec.path, spec.function).form if spec.kind == "function" else None
             if form:
