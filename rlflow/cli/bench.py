@@ -1,4 +1,4 @@
-"""`rlflow bench`."""
+"""The command `rlflow bench`, which compares runs, settings and systems."""
 
 from __future__ import annotations
 

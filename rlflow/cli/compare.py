@@ -1,4 +1,4 @@
-"""`rlflow compare`."""
+"""The command `rlflow compare`, which compares recorded runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlflow job`."""
+"""The command `rlflow job`, which prints how to start a run on a cluster."""
 
 from __future__ import annotations
 

@@ -94,9 +94,11 @@ def plan(context: typer.Context, file: File) -> None:
 
 @app.command(context_settings=WITH_FLAGS)
 def job(context: typer.Context, file: File) -> None:
-    """Print the job file or command that starts this run on a cluster: --for slurm, skypilot, kuberay or ray. Takes
-    the flags of `run`, and --job.nodes, --job.accelerators, --job.cpus, --job.image, --job.keep PLACE,
-    --job.secret NAME of a variable. Starts nothing."""
+    """Print the job file or command that starts this run on a cluster: --for slurm, skypilot, kuberay or ray.
+
+    Takes the flags of `run`, and --job.nodes, --job.accelerators, --job.cpus, --job.image, --job.time,
+    --job.keep PLACE and --job.secret VARIABLE. Starts nothing.
+    """
     from rlflow.cli.job import print_job
 
     raise typer.Exit(print_job(file, context.args))
@@ -181,8 +183,9 @@ def resume(
         bool, typer.Option("--trust", help="execute files that the run names and that may not be yours")
     ] = False,
 ) -> None:
-    """Continue a stopped run from its newest intact checkpoint. Takes --iterations, intervals and trackers;
-    with --fork any flag."""
+    """Continue a stopped run from its newest intact checkpoint. Takes --iterations and the flags for
+    intervals and trackers; with --fork, takes any flag of `run`.
+    """
     from rlflow.cli.resume import resume_run
 
     raise typer.Exit(resume_run(run, context.args, fork, trust))
@@ -246,8 +249,9 @@ def runs(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the runs as a line of JSON")] = False,
 ) -> None:
-    """List runs with their state, last numbers and differing settings, sorted by --sort with the highest
-    last."""
+    """List runs with their state, last metrics and differing settings, sorted by --sort with the highest
+    last.
+    """
     from rlflow.cli.watch import list_runs
 
     raise typer.Exit(list_runs(folder, sort, where or [], as_json))
@@ -263,8 +267,9 @@ def compare(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print everything as a line of JSON")] = False,
 ) -> None:
-    """Print the settings in which runs differ, their curves in one chart, and which conclusions the runs
-    allow."""
+    """Print the settings in which runs differ, their curves in one chart, and the conclusions that they
+    allow.
+    """
     from rlflow.cli.compare import compare_runs
 
     raise typer.Exit(compare_runs(runs, metric or [], as_json))
@@ -272,7 +277,7 @@ def compare(
 
 @app.command()
 def show(run: Run) -> None:
-    """Print a summary of a run: settings, learning, curves, last numbers, notes and files."""
+    """Print a summary of a run: settings, learning, curves, last metrics, notes and files."""
     from rlflow.cli.watch import show_run
 
     raise typer.Exit(show_run(run))

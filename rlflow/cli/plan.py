@@ -1,4 +1,4 @@
-"""`rlflow plan`, `rlflow graph` and `rlflow diff`."""
+"""The commands `rlflow plan`, `rlflow graph` and `rlflow diff`, which print plans and graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlflow resume` and `rlflow export`."""
+"""The commands `rlflow resume` and `rlflow export`, which continue a run and export its models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlflow run`."""
+"""The command `rlflow run`, which trains with an algorithm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlflow serve`."""
+"""The command `rlflow serve`, which runs servers for passages, rewards and code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlflow runs`, `rlflow show`, `rlflow explain`, `rlflow watch` and `rlflow doctor`."""
+"""The commands that display runs: `rlflow runs`, `show`, `explain` and `watch`. Also `rlflow doctor`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ARGUMENTS = (45, 46)
 
 
 def take_arguments() -> list[str]:
-    """Return the command-line words after the program's name, and mask secrets in them everywhere else.
+    """Return the command-line words after the program's name, and hide their secrets from other users.
 
     From this call on, secrets are masked in the process table, in ``sys.argv`` (which Ray and trackers read),
     and in printed text. Other users can see the secrets until this call.

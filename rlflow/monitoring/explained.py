@@ -1,6 +1,6 @@
 """`rlflow explain`: why a run learns little, the most important reason first, and what limited its speed.
 
-Other views show a line that refers to `rlflow explain`, which is also made here.
+The module also makes the line with which other views point to `rlflow explain`.
 """
 
 from __future__ import annotations

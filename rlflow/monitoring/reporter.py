@@ -47,22 +47,22 @@ class Reporter(Protocol):
     """
 
     def start(self, run: RunInfo) -> None:
-        """The run starts. Its folder exists, and its first iteration comes next."""
+        """Handle the start of the run. Its folder exists, and its first iteration comes next."""
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """An iteration has ended.
+        """Handle the end of an iteration.
 
         ``stages``: the seconds of each node. ``metrics[SECONDS]``: the seconds of the complete iteration.
         """
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """An evaluation after ``number`` iterations has ended."""
+        """Handle the end of an evaluation after ``number`` iterations."""
 
     def note(self, text: str) -> None:
         """Show a line to the user. Notes may come before the run's start and after its end."""
 
     def close(self, state: State, error: str = "") -> None:
-        """The run has ended. A second call has no effect."""
+        """Handle the end of the run. A second call has no effect."""
 
 
 class Quiet:

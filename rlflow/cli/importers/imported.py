@@ -168,8 +168,9 @@ class Imported:
         return [key for key in self.source if key not in reported]
 
     def refusals(self, file: str) -> list[Problem]:
-        """Return a problem for each key with an invalid value, and for each unsupported key. ``file``: the
-        file's name.
+        """Return a problem for each key with an invalid value, and for each unsupported key.
+
+        ``file``: the name of the imported file, for the messages.
         """
         return [
             *(
