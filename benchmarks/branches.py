@@ -1,5 +1,6 @@
-"""Cost of sampling if the rows of a prompt share one copy of the prompt's keys and values, instead of one per
-row.
+"""Measure the cost of sampling if all rows of a prompt share one copy of the prompt's keys and values.
+
+Without sharing, each row has its own copy.
 
     python benchmarks/branches.py [--model FOLDER] [--rounds 3]
 

@@ -114,7 +114,7 @@ class Place:
         }
 
     def of(self, items: Iterable[Any], few: int = 3) -> list[Any]:
-        """Return all items; with --quick, about ``few`` of them, at equal distances."""
+        """Return all items; with --quick, about ``few`` of them, evenly spread over the list."""
         every = list(items)
         return every[:: -(-len(every) // few)] if self.quick else every
 
@@ -137,7 +137,7 @@ def resumed(folders: Iterable[Path]) -> list[bool]:
 def killed(name: str) -> Callable[[Place], Counts]:
     """Return a fault class that kills runs of algorithm ``name`` and resumes them.
 
-    Each run is killed at the start of another node of its third iteration.
+    Each run is killed when a different node of its third iteration starts.
     """
 
     def cut(place: Place, node: str) -> None:

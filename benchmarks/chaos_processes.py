@@ -71,9 +71,9 @@ def resumed_outcome(run: Launched, wanted: faults.Content, detected: bool) -> Ou
 
 
 def stages(place: Place) -> Iterator[Outcome]:
-    """Let a stage exit, interrupt, crash, or hold the interpreter lock in C code, then resume the run.
+    """Let a stage exit the process, raise KeyboardInterrupt, crash, or hold the interpreter lock in C code.
 
-    The run with the fault must fail and name the stage.
+    The run must fail and name the stage. It is then resumed.
     """
     wanted = straight(place)
     for fault in place.of(STAGE, 3):

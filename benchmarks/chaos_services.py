@@ -1,5 +1,5 @@
-"""Services of a run that are killed, suspended, slow or answer badly, and runs that are killed with a
-service.
+"""Services of a run that fail: they are killed, suspended, slow, or answer badly. Also runs that are killed
+together with a service.
 
 Each row of the iteration with the failure is a fault. Detected: the row's score is missing with the right
 cause, or the row was scored after the service was restarted. Survived: the run reached its end. Wrong: a row

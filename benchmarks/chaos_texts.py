@@ -102,7 +102,7 @@ def shapes(count: int) -> list[tuple[dict[str, Any], int]]:
 def job_texts(place: Place) -> Iterator[Outcome]:
     """Put values that a shell, Kubernetes or SkyPilot could execute into job texts.
 
-    Each job text is executed. Stand-ins replace these programs.
+    Each job text is executed with stand-ins for these programs.
     """
     for kind in FORMS:
         for number, value in enumerate(place.of(jobs.HOSTILE, 8)):

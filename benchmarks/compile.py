@@ -1,4 +1,4 @@
-"""Time to trace and check a flow after a warm-up: `python benchmarks/compile.py [ALGORITHM] [--repeats N]`.
+"""Measure the time to trace and check a flow, warm: `python benchmarks/compile.py [ALGORITHM] [--repeats N]`.
 
 Prints median milliseconds.
 """

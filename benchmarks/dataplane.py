@@ -1,5 +1,4 @@
-"""Time to pack a batch for another process, and time to distribute rows over ranks. The transfer is not
-included.
+"""Measure the time to pack a batch for another process, and to distribute rows over ranks, without the transfer.
 
     python benchmarks/dataplane.py [--rows 4096] [--tokens 2048]
 

@@ -1,4 +1,4 @@
-"""Cost of an environment that sends no messages: iterations with and without it, on two backends.
+"""Measure the cost of an environment that sends no messages: iterations with and without it, on two backends.
 
     python benchmarks/episodes.py [--pairs 30]
 

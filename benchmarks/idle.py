@@ -1,4 +1,4 @@
-"""Processor time of idle workers and of the waiting driver during a run.
+"""Measure the processor time of idle workers and of the waiting driver during a run.
 
     python benchmarks/idle.py [--ranks 2] [--seconds 20]
 

@@ -1,4 +1,4 @@
-"""Time to score rows with rewards that wait for a slow judge: medians of warm calls.
+"""Measure the time to score rows with rewards that wait for a slow judge: medians of warm calls.
 
     python benchmarks/judges.py [--rows 1024] [--seconds 0.2] [--workers 32] [--turns 3]
 

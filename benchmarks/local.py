@@ -1,4 +1,4 @@
-"""Time of the parts of an iteration on the local backend: medians of alternating calls.
+"""Measure the time of the parts of an iteration on the local backend: medians of alternating calls.
 
     python benchmarks/local.py [--pairs 10] [--threads 2]
 

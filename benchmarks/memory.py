@@ -1,4 +1,4 @@
-"""Memory of a small GRPO run: its tensors, and the used and free parts of the C library's heap.
+"""Measure the memory of a small GRPO run: its tensors, and the used and free parts of the C library's heap.
 
     python benchmarks/memory.py [--suite peers] [--iterations 20] [--threads N]
 

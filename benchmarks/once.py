@@ -141,8 +141,9 @@ def counted_run(folder: Path, **keywords: Any) -> tuple[dict[str, int], list[dic
 
 
 def more_than_once(driver: dict[str, int], workers: list[dict[str, int]]) -> list[str]:
-    """Return a line for each repeated work: work that a process did twice, and placement or planning by a
-    worker.
+    """Return a line for each piece of repeated work.
+
+    Repeated work is what a process did twice, and placement or planning by a worker.
     """
     repeated = [
         f"{process}: {what}, {count} times"

@@ -1,4 +1,4 @@
-"""Overlap of a reward with a forward pass, and nodes per second of the executor.
+"""Measure the overlap of a reward with a forward pass, and the nodes per second of the executor.
 
     python benchmarks/overhead.py [--times 10]
 

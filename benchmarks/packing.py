@@ -1,4 +1,4 @@
-"""Training cost of rows with shared prompts: packed (each prompt once) compared with padded (each row alone).
+"""Compare the cost of training on rows with shared prompts: packed (each prompt once) and padded (each row alone).
 
     python benchmarks/packing.py [--model FOLDER] [--dtype float32] [--prompts 4] [--samples 8] [--prompt 190]
                                  [--tokens 256] [--rounds 5] [--ways padded packed compiled]

@@ -3,8 +3,8 @@
     python benchmarks/proof.py [--count N] [--algorithm NAME ...]
 
 A fault is a small change to the source of an algorithm that comes with rlflow (`proof_faults.py`). It is
-harmful if a gradient vanishes or changes its direction, or if the flow is refused. This gradient is that of
-an update with respect to the log-probs, for a role that learns from a reward. It is compared with the
+harmful if a gradient vanishes or changes its direction, or if the flow is refused. The gradient of each
+update is taken with respect to the log-probs, for roles that learn from a reward. It is compared with the
 gradient of the original file on the same rows and scores. A cosine below TURNED is harmful.
 
 `--shipped` proves the unchanged algorithms by all claims of `rlflow prove` and prints a line for each. It

@@ -1,4 +1,4 @@
-"""Cost of proofs: short runs with and without the quick proof, a complete packaged run, and `rlflow prove`."""
+"""Measure the cost of proofs: short runs with and without the quick proof, a complete packaged run, and `rlflow prove`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def command(*words: str) -> Use:
 
 
 def in_turns(name: str, rounds: int, folder: str) -> dict[str, list[Use]]:
-    """Alternate short runs with and without the quick proof. Returns the uses of time by "off" and "quick"."""
+    """Alternate short runs with and without the quick proof. Returns what the runs used, by "off" and
+    "quick".
+    """
     uses: dict[str, list[Use]] = {"off": [], "quick": []}
     for number in range(rounds):
         for prove in list(uses)[:: 1 if number % 2 else -1]:

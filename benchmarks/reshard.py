@@ -1,5 +1,6 @@
-"""Cost of weight transfers: bytes compared with the lower bound, and time compared with an all-gather and a
-plain copy.
+"""Measure the bytes and the time of weight transfers.
+
+Bytes are compared with the lower bound, and times with an all-gather and a plain copy.
 
     python benchmarks/reshard.py [--repeats 7] [--megabytes 222] [--parts large small four plans] [--json]
 

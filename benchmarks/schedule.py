@@ -1,4 +1,4 @@
-"""CPU time of the scheduler for growing plans: synthetic plans in virtual time, one thread.
+"""Measure the CPU time of the scheduler for growing plans: synthetic plans in virtual time, one thread.
 
     python benchmarks/schedule.py [--nodes 1000 3000 10000] [--pools 16 512 4096] [--workers 4096]
                                   [--repeats 5] [--json]
@@ -37,7 +37,7 @@ LAYERS = 5
 
 @dataclass
 class Row:
-    """A row of the table, which is one size of plan."""
+    """A row of the table: the measurements for one size of plan."""
 
     nodes: int
     pools: int

@@ -121,8 +121,8 @@ def write(path: Path, records: Iterable[dict[str, str]]) -> Path:
 def lesson(chain: Chain, corpus: Path, others: list[Chain], rng: random.Random) -> dict[str, str]:
     """Return a lesson: a question with the pupil's searches and answer.
 
-    The pupil answers questions with one step correctly, and most questions with two steps wrongly.
-    ``corpus``: the file that the pupil searches. ``others``: questions from which wrong names are drawn.
+    The pupil answers one-step questions correctly, and most two-step questions wrongly. ``corpus``: the file
+    that the pupil searches. ``others``: questions from which wrong names are drawn.
     """
     kind = rng.random()
     if kind < 0.25:
@@ -138,7 +138,7 @@ def lesson(chain: Chain, corpus: Path, others: list[Chain], rng: random.Random) 
 
 
 def one_step(question: str, name: str, answer: str, corpus: Path) -> dict[str, str]:
-    """Return a question with one step, with a correct search and answer."""
+    """Return a one-step question with a correct search and answer."""
     action = f"<search> {name} </search>"
     return {
         "prompt": question,
@@ -147,7 +147,7 @@ def one_step(question: str, name: str, answer: str, corpus: Path) -> dict[str, s
 
 
 def two_steps(chain: Chain, corpus: Path, others: list[Chain], rng: random.Random) -> dict[str, str]:
-    """Return a question with two steps, with the pupil's searches and answer.
+    """Return a two-step question with the pupil's searches and answer.
 
     The pupil may guess at once, search for a wrong name, guess after one search, repeat a search, or ignore
     the passage that it found.

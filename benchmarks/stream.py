@@ -1,4 +1,4 @@
-"""Time of a PPO iteration that scores rows in chunks while a few long responses are still being sampled.
+"""Measure the time of a PPO iteration that scores rows in chunks while a few long responses are still being sampled.
 
     python benchmarks/stream.py [--chunks 1 2 4 8] [--iterations 8]
 

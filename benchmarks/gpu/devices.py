@@ -1,4 +1,4 @@
-"""Checkpoints that are written on one device and loaded on another."""
+"""Check that checkpoints which are written on one device can be loaded on another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks on one device: weight transfer by shared memory handles, communication backend, and a rank that
+"""Check two ranks on one device: weight transfer by shared memory handles, communication backend, a rank that
 dies.
 """
 

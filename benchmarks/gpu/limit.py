@@ -1,4 +1,4 @@
-"""``--memory`` with roles that do not fit into memory together: PPO's actor, critic and reference."""
+"""Check ``--memory`` with roles that do not fit into memory together: PPO's actor, critic and reference."""
 
 from __future__ import annotations
 

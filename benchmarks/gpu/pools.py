@@ -1,4 +1,4 @@
-"""A run on a pool of Ray workers, compared with the same run in one process."""
+"""Compare a run on a pool of Ray workers with the same run in one process."""
 
 from __future__ import annotations
 

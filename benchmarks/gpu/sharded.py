@@ -1,4 +1,4 @@
-"""FSDP2 and ZeRO on one rank, compared with the local trainer."""
+"""Compare FSDP2 and ZeRO on one rank with the local trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speed of sampling, log-probs and an update, compared with hand-written Hugging Face code.
+"""Compare the speed of sampling, log-probs and an update with hand-written Hugging Face code.
 
 Speeds are in tokens per second and as a share of the device's peak.
 """
@@ -125,7 +125,7 @@ def sampling(ground: Ground, folder: Path, work: Work) -> tuple[Found, Any, int]
 
 
 def training(ground: Ground, folder: Path, rows: Any) -> dict[str, Found]:
-    """Measure rlflow's log-probs and update."""
+    """Measure the time and memory of rlflow's log-probs and update."""
     ground.free()
     trainer = Trainer(
         ModelSpec(folder, trained=True, device=ground.device, dtype="bfloat16"),
@@ -148,7 +148,7 @@ def model_of(ground: Ground, folder: Path, dtype: torch.dtype) -> Any:
 
 
 def by_hand_sampling(ground: Ground, folder: Path, work: Work) -> Found:
-    """Measure sampling with Hugging Face."""
+    """Measure the time and memory of sampling with Hugging Face."""
     model = model_of(ground, folder, torch.bfloat16)
     prompts = work.batch.data["prompt_tokens"]
     pieces = [piece for piece in prompts.value.split(prompts.lengths.tolist()) for _ in range(SAMPLES)]
@@ -203,7 +203,10 @@ def scored(model: Any, ids: torch.Tensor, lengths: torch.Tensor, before: torch.T
 
 
 def by_hand_training(ground: Ground, folder: Path, rows: Any) -> dict[str, Found]:
-    """Measure log-probs and an update in hand-written code. Omits a measurement that runs out of memory."""
+    """Measure the time and memory of log-probs and an update in hand-written code.
+
+    Omits a measurement that runs out of memory.
+    """
     model, parts = model_of(ground, folder, torch.float32), sequences(ground, rows)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
 

@@ -1,4 +1,4 @@
-"""vLLM in this process: in-place weight transfer, log-prob mismatch, CUDA graphs, sleep levels."""
+"""Check vLLM in this process: in-place weight transfer, log-prob mismatch, CUDA graphs, sleep levels."""
 
 from __future__ import annotations
 

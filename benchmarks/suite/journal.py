@@ -17,7 +17,7 @@ FILE = "observations.jsonl"
 
 
 def refuse(error: OSError) -> None:
-    """Raise PlanError because the journal cannot be written. ``error``: the cause."""
+    """Raise a PlanError that says that the journal cannot be written. ``error``: the cause."""
     raise PlanError.of(
         "bench-folder",
         "the measurements cannot be written",

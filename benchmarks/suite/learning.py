@@ -210,8 +210,8 @@ def _welch(ours: Floats, reference: Floats) -> tuple[float, float, float]:
 def ranked_all(
     cells: Sequence[Cell], base: Cell, *, margin: float = 0.0, higher: bool = True
 ) -> tuple[Ranking, ...]:
-    """Compare each cell with ``base``. Any verdict `better` or `worse` is wrong with a total probability of
-    at most 5 %.
+    """Compare each cell with ``base``. With a probability of at least 95 %, no verdict `better` or `worse` is
+    wrong.
 
     By Holm's procedure, each pair gets an equal part of the error probability. A pair that is found different
     passes its part on to the others. A pair that cannot be ranked keeps its part. ``margin`` and ``higher``:

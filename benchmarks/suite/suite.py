@@ -42,7 +42,7 @@ Table = TypeVar("Table", bound=BaseModel)
 
 
 class Settings(BaseModel):
-    """The table [suite]."""
+    """The table [suite] of a suite's file."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     # the number of seeds, counted from 0, or a list of seeds
@@ -60,7 +60,7 @@ class Settings(BaseModel):
 
 
 class Goal(BaseModel):
-    """The table [goal]."""
+    """The table [goal] of a suite's file."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     metric: str = "evaluation/sampled"  # a metric of metrics.jsonl; a larger value is better
@@ -261,7 +261,7 @@ def _tables(path: Path, table: Mapping[str, Any], name: str) -> list[dict[str, A
 def _cells(path: Path, table: Mapping[str, Any], settings: Settings) -> list[Cell]:
     """Return the cells of a suite: each cell with every combination of the axes.
 
-    Raises PlanError.
+    Raises PlanError for an invalid table.
     """
     length = {"iterations": settings.rounds * settings.block} if settings.rounds else {}
     base, axes = {**length, **flat(table.get("base", {}))}, flat(table.get("axis", {}))

@@ -1,4 +1,7 @@
-"""The verdicts of a comparison: speed, if cells did the same work, and learning, if cells have enough seeds."""
+"""The verdicts of a comparison.
+
+There are verdicts on speed if cells did the same work, and on learning if cells have enough seeds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared code of the systems whose iterations are equal calls to workers: turns, payload columns, Ray."""
+"""Shared code for the systems whose iterations are equal calls to workers: turns, payload columns, Ray."""
 
 import os
 from collections.abc import Callable

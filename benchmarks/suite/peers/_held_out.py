@@ -1,4 +1,4 @@
-"""Held-out accuracy of a transformers model with greedy decoding."""
+"""Measure the held-out accuracy of a transformers model with greedy decoding."""
 
 import json
 from collections.abc import Callable
