@@ -1,8 +1,8 @@
 """Clipped Importance-Sampling Policy Optimization, CISPO (MiniMax 2025, "MiniMax-M1").
 
 REINFORCE with GRPO's advantages. The policy ratio is a weight without gradient, capped at `ratio_cap`. Unlike
-with PPO's clip, every token keeps its gradient. `ratio_cap` is the maximum ratio itself, not its distance from
-1. As in the paper's runs, the ratio has no lower bound. Difference from the paper: truncated importance
+with PPO's clip, every token keeps its gradient. `ratio_cap` is the maximum ratio itself, not its distance
+from 1. As in the paper's runs, the ratio has no lower bound. Difference from the paper: truncated importance
 weights correct the mismatch between sampler and trainer (Yao et al. 2025).
 """
 

@@ -571,7 +571,9 @@ def fast_folder() -> str | None:
 
 
 def warm_up() -> None:
-    """Run once in this process to import the models' modules, so that forked children need not import them."""
+    """Run once in this process to import the models' modules, so that forked children need not
+    import them.
+    """
     with tempfile.TemporaryDirectory(dir=fast_folder()) as folder:
         faults.run("ppo", Place(Path(folder), True).task, "warm", iterations=1, prompts=2)
 

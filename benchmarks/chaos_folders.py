@@ -349,7 +349,10 @@ def changed(place: Place) -> Iterator[Outcome]:
 
 
 def code_of_models(place: Place) -> Iterator[Outcome]:
-    """Use model folders that contain code. If transformers asks whether to run it, standard input says yes."""
+    """Use model folders that contain code.
+
+    If transformers asks whether to run it, standard input says yes.
+    """
     task = place.task
     kinds = [(backend, unknown) for backend in ("null", "local") for unknown in ({}, code_in_models.UNKNOWN)]
     for number, (backend, unknown) in enumerate(place.of(kinds, 2)):

@@ -84,7 +84,10 @@ def stages(place: Place) -> Iterator[Outcome]:
 
 
 def stages_on_pools(place: Place) -> Iterator[Outcome]:
-    """Inject the faults of ``stages`` on a worker. If only the worker dies, the run must recover by itself."""
+    """Inject the faults of ``stages`` on a worker.
+
+    If only the worker dies, the run must recover by itself.
+    """
     wanted = straight(place)
     for fault in place.of(ON_POOLS, 2):
         run = launch(place.folder, fault.replace(" ", "-"), *POOLS, fault=fault)

@@ -1,4 +1,6 @@
-"""Measure the time to pack a batch for another process, and to distribute rows over ranks, without the transfer.
+"""Measure the time to pack a batch for another process, and the time to distribute rows over ranks.
+
+The transfer itself is not measured.
 
     python benchmarks/dataplane.py [--rows 4096] [--tokens 2048]
 

@@ -1,4 +1,4 @@
-"""Compare two products for the language-model head on few float32 rows: hidden · weightᵀ and weight · hiddenᵀ.
+"""Compare two products for the language-model head on few float32 rows: hidden · weightᵀ, weight · hiddenᵀ.
 
     python benchmarks/head.py [--vocabulary 262144] [--hidden 640] [--rounds 5]
 

@@ -198,7 +198,9 @@ def named(
 
 
 def contents(cls: ast.ClassDef) -> list[ast.expr | None]:
-    """Return the annotations of a class's fields, and of the parameters that ``__init__`` stores unchanged."""
+    """Return the annotations of a class's fields, and of the parameters that ``__init__`` stores
+    unchanged.
+    """
     makers = [item for item in cls.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
     taken = {
         each.arg: each.annotation for maker in makers for each in (*maker.args.args, *maker.args.kwonlyargs)

@@ -2,7 +2,8 @@
 
     python benchmarks/overhead.py [--times 10]
 
-1. Median time of a reward function of 0.5 s in a warm process, in parallel with another role's torch forward of 0.5 s.
+1. Median time of a reward function of 0.5 s in a warm process, in parallel with another role's torch forward
+   pass of 0.5 s.
 2. Nodes per second on the null backend, with recording on.
 
 `rlflow bench overhead` compares an iteration with a hand-written loop.

@@ -1,4 +1,6 @@
-"""Compare the cost of training on rows with shared prompts: packed (each prompt once) and padded (each row alone).
+"""Compare packed and padded training on rows with shared prompts.
+
+Packed rows compute each prompt once. Padded rows are computed separately.
 
     python benchmarks/packing.py [--model FOLDER] [--dtype float32] [--prompts 4] [--samples 8] [--prompt 190]
                                  [--tokens 256] [--rounds 5] [--ways padded packed compiled]

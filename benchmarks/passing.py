@@ -1,4 +1,6 @@
-"""Measure the time to transfer weights between two pools by shared memory, by Ray's object store, or as complete tensors.
+"""Measure the time to transfer weights between two pools.
+
+The transports are shared memory, Ray's object store, and complete tensors.
 
     python benchmarks/passing.py [--repeats 7] [--megabytes 222] [--json]
 

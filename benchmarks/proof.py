@@ -162,7 +162,9 @@ def shipped(names: list[str], backends: list[str]) -> int:
 
 
 def chosen_faults(names: list[str], count: int) -> list[tuple[str, Fault]]:
-    """Return all faults of these algorithms, or a random sample of ``count`` faults, the same in each call."""
+    """Return all faults of these algorithms, or a random sample of ``count`` faults, the same in
+    each call.
+    """
     every = [(name, fault) for name in names for fault in faults((ALGORITHMS / f"{name}.py").read_text())]
     return random.Random(0).sample(every, count) if 0 < count < len(every) else every
 

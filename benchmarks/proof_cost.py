@@ -1,4 +1,6 @@
-"""Measure the cost of proofs: short runs with and without the quick proof, a complete packaged run, and `rlflow prove`."""
+"""Measure the cost of proofs: short runs with and without the quick proof, a complete packaged run,
+and `rlflow prove`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure the median time to score a row in a warm process, optionally compared with another checkout of rlflow.
+"""Measure the median time to score a row in a warm process. Optionally compare another checkout of rlflow.
 
     python benchmarks/rewards.py [--rows 512] [--turns 5] [--against FOLDER]
 

@@ -187,12 +187,16 @@ def named(folder: Path) -> list[str]:
 
 
 def stalls(cell: Cell, out: Path) -> bool:
-    """Whether a planted run counts: its twin gains something, and at least twice as much as the run itself."""
+    """Whether a planted run counts: its twin gains something, and at least twice as much as the run
+    itself.
+    """
     return gain(out / cell.twin.name) > 0 and gain(out / cell.twin.name) >= 2 * gain(out / cell.name)
 
 
 def judge(planted: Iterator[Cell], out: Path) -> None:
-    """Print a table of the runs in ``out``, and in how many counted runs the planted reason is named first."""
+    """Print a table of the runs in ``out``, and in how many counted runs the planted reason is
+    named first.
+    """
     print("| stall | algorithm | strength | seed | gain | gain of twin | counts | findings in order |")
     print("| --- | --- | ---: | ---: | ---: | ---: | --- | --- |")
     first = counted = 0

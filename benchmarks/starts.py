@@ -1,4 +1,4 @@
-"""Measure the time of a complete run command with and without pools: `python benchmarks/starts.py [--rounds 5]`.
+"""Measure the time of a run command with and without pools: `python benchmarks/starts.py [--rounds 5]`.
 
 A run of one iteration on the null backend uses one process, two ranks in threads, or two Ray workers. These
 three variants alternate. Prints the median, minimum and maximum wall seconds of each command. Other work on

@@ -1,4 +1,4 @@
-"""Measure the time of a PPO iteration that scores rows in chunks while a few long responses are still being sampled.
+"""Measure the time of a PPO iteration that scores rows in chunks while long responses are still sampled.
 
     python benchmarks/stream.py [--chunks 1 2 4 8] [--iterations 8]
 

@@ -51,7 +51,10 @@ class Row:
 
 
 def machine(device: str) -> Iterator[dict[str, Any]]:
-    """Yield facts about the machine. Run this in a separate process, because it creates a context on the GPU."""
+    """Yield facts about the machine.
+
+    Run this in a separate process, because it creates a context on the GPU.
+    """
     found: dict[str, Any] = {
         "system": platform.platform(),
         "processors": len(os.sched_getaffinity(0)),

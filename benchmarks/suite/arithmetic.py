@@ -197,7 +197,9 @@ def make_tokenizer(texts: Iterable[Any]) -> Any:
 
 
 def _trained(model: Path, data: Path, steps: int, out: Path, **optimizer: Any) -> Path:
-    """Train a model for ``steps`` steps of `sft`, with 32 rows each, and return the trained model's folder."""
+    """Train a model for ``steps`` steps of `sft`, with 32 rows each, and return the trained model's
+    folder.
+    """
     actor = {"beta2": 0.95, "weight_decay": 0.01, **optimizer}
     result = run(
         "sft",

@@ -32,7 +32,9 @@ class SeedRow:
 
 @dataclass(frozen=True)
 class CurveRow:
-    """The learning curve of a cell: the goal's metric by number of finished iterations, averaged over seeds."""
+    """The learning curve of a cell: the goal's metric by number of finished iterations, averaged
+    over seeds.
+    """
 
     cell: str
     values: Mapping[int, float]

@@ -1,4 +1,6 @@
-"""Forecast how many more rounds or seeds an undecided pair of cells needs, and describe the forecast as text."""
+"""Forecast how many more rounds or seeds an undecided pair of cells needs, and describe the
+forecast as text.
+"""
 
 from __future__ import annotations
 

@@ -146,7 +146,10 @@ def given_back(pid: int) -> int:
 
 
 def environment(python: str) -> dict[str, str]:
-    """Return the environment variables for a cell. A cell with another interpreter does not get PYTHONPATH."""
+    """Return the environment variables for a cell.
+
+    A cell with another interpreter does not get PYTHONPATH.
+    """
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if python != sys.executable:
         variables.pop("PYTHONPATH", None)

@@ -92,7 +92,10 @@ class Learned:
 
 
 def tables(suite: Suite, rows: Sequence[Row], learned: Learned) -> Iterator[Lines]:
-    """Yield all tables of the page as texts, the table of cells first. Columns without any value are dropped."""
+    """Yield all tables of the page as texts, the table of cells first.
+
+    Columns without any value are dropped.
+    """
     columns = [
         column
         for column in zip(heads(suite), *map(cells_of, rows), strict=True)

@@ -1,4 +1,7 @@
-"""The system `rlflow`: a cell that is an `rlflow run` with its normal records. The run waits between turns."""
+"""The system `rlflow`: a cell that is an `rlflow run` with its normal records.
+
+The run waits between turns.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +171,10 @@ class System:
         return {"fates": outcomes.outcomes_text(account), "closes": account.closes}
 
     def close(self) -> None:
-        """If the run is not finished, end the process at once. This leaves the run's folder as a kill would."""
+        """If the run is not finished, end the process at once.
+
+        This leaves the run's folder as a kill would.
+        """
         if getattr(self, "thread", None) is not None and self.thread.is_alive():
             os._exit(0)
 
@@ -188,7 +194,9 @@ def checkpoints(folder: Path, recorded: int | None = None) -> bool:
 
 
 def begin_anew(folder: Path) -> None:
-    """Rename the folder of a run that was killed before its first checkpoint, so that the run can start anew."""
+    """Rename the folder of a run that was killed before its first checkpoint, so that the run can
+    start anew.
+    """
     if folder.exists():
         number = sum(1 for _ in folder.parent.glob(f"{folder.name}-killed-*"))
         folder.rename(folder.with_name(f"{folder.name}-killed-{number}"))

@@ -74,7 +74,9 @@ def decided(suite: Suite, cells: Cells) -> bool:
 
 
 def other_work(base: Measured, measured: Measured) -> str:
-    """Return a text on how the sampled tokens of two cells differ in common rounds; empty if they are equal."""
+    """Return a text on how the sampled tokens of two cells differ in common rounds; empty if they
+    are equal.
+    """
     one, other = block_tokens(base), block_tokens(measured)
     both = sorted(set(one) & set(other))
     different = [number for number in both if one[number] != other[number]]

@@ -95,7 +95,10 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
 
 
 def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:
-    """Return the names of a flow's roles. A parameter ``*rewards`` becomes one role for each of ``rewards``."""
+    """Return the names of a flow's roles.
+
+    A parameter ``*rewards`` becomes one role for each of ``rewards``.
+    """
     return [name for names in role_names(flow, max(len(rewards), 1)).values() for name in names]
 
 

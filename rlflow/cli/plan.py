@@ -357,13 +357,17 @@ def total(parts: Sequence[MemoryItem]) -> str:
 
 
 def packed(explanation: Explanation) -> Iterator[str]:
-    """Yield a line for each forward pass or update that computes a prompt shared by several rows only once."""
+    """Yield a line for each forward pass or update that computes a prompt shared by several rows
+    only once.
+    """
     for each in explanation.packed:
         yield f"{each.node}: {each.computed:,} of {each.tokens:,}, as each prompt is computed once ({each.computed / each.tokens:.0%})"
 
 
 def times(explanation: Explanation) -> Iterator[str]:
-    """Yield lines on the duration of an iteration, in units of the default costs, and on what determines it."""
+    """Yield lines on the duration of an iteration, in units of the default costs, and on what
+    determines it.
+    """
     time = explanation.time
     yield f"an iteration takes {time.makespan:g}; the lower bound of any schedule is {time.bound:g}"
     yield "decided by " + ", ".join(time.decided_by)
@@ -396,7 +400,10 @@ def assumptions(explanation: Explanation) -> Iterator[str]:
 
 
 def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
-    """Print the graph of a file's flow in the format ``format``. Returns 0. Raises FlowError and PlanError."""
+    """Print the graph of a file's flow in the format ``format``.
+
+    Returns 0. Raises FlowError and PlanError.
+    """
     if format not in FORMATS:
         raise PlanError.of(
             "graph-format",

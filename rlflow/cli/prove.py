@@ -1,4 +1,6 @@
-"""`rlflow prove`: test on a few rows, before the first iteration, whether a run would learn from its rewards."""
+"""`rlflow prove`: test on a few rows, before the first iteration, whether a run would learn from
+its rewards.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,9 @@ def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
 
 
 def help_text(file: str, flow: Flow) -> str:
-    """Return the text of `rlflow run FILE --help`: each flag of the flow with its type, default and purpose."""
+    """Return the text of `rlflow run FILE --help`: each flag of the flow with its type, default and
+    purpose.
+    """
     from rlflow.runs.packaged import packaged
 
     about = flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or ""

@@ -100,7 +100,10 @@ def watch_run(text: str, once: bool) -> int:
 
 
 def print_doctor() -> int:
-    """Print what is installed, whether it can be used, and which processes listen on the network. Returns 0."""
+    """Print what is installed, whether it can be used, and which processes listen on the network.
+
+    Returns 0.
+    """
     for title, lines in sections():
         output([plain(f"{title}"), *(plain(f"  {line}") for line in lines)])
     return 0

@@ -20,7 +20,10 @@ SHIPPED = ("deepspeed", "fsdp", "local", "null", "vllm")
 
 
 def module_name(backend: str) -> str:
-    """Return the dotted module name of a backend. A name without a dot is a backend that comes with rlflow."""
+    """Return the dotted module name of a backend.
+
+    A name without a dot is a backend that comes with rlflow.
+    """
     return backend if "." in backend else f"rlflow.backends.{backend}"
 
 

@@ -348,7 +348,9 @@ def _check_texts(values: Mapping[str, Any]) -> None:
 
 
 def _of_graph(name: str, roles: Iterable[str]) -> bool:
-    """Whether a flag's value is part of the flow's graph, and so must not change when the run is restarted."""
+    """Whether a flag's value is part of the flow's graph, and so must not change when the run is
+    restarted.
+    """
     return name.startswith("hp.") or _of_environment(name, roles) is not None
 
 

@@ -32,7 +32,9 @@ class StandIns:
     texts: Mapping[str, str] = field(default_factory=dict)  # character → text
 
     def within(self, text: str) -> bool:
-        """Whether a text contains a placeholder, even if a template wrote the placeholder as a JSON escape."""
+        """Whether a text contains a placeholder, even if a template wrote the placeholder as a JSON
+        escape.
+        """
         return bool(self.texts) and self._pattern.search(text) is not None
 
     def resolved(self, text: str) -> str:

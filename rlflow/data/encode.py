@@ -198,7 +198,10 @@ class ByteEncoder:
         wording: Wording,
         controls: bool = False,
     ) -> list[list[int]]:
-        """Return the bytes to append for each row's next turn. Messages take one line each, with their roles."""
+        """Return the bytes to append for each row's next turn.
+
+        Messages take one line each, with their roles.
+        """
         return self.prompts([text if isinstance(text, str) else f"\n{_plain(text)}" for text in texts])
 
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:

@@ -93,7 +93,10 @@ def lengths(
 
 
 def _parts(records: Sequence[Record], index: Sequence[int]) -> Iterator[list[int]]:
-    """Split the indices into parts of up to CHARACTERS characters. A longer record forms a part of its own."""
+    """Split the indices into parts of up to CHARACTERS characters.
+
+    A longer record forms a part of its own.
+    """
     part: list[int] = []
     size = 0
     for i in index:

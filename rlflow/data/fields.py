@@ -1,4 +1,6 @@
-"""Map the fields of a file to records of one shape: prompts, prompts with completions, or pairs of responses."""
+"""Map the fields of a file to records of one shape: prompts, prompts with completions, or pairs of
+responses.
+"""
 
 from __future__ import annotations
 

@@ -146,7 +146,9 @@ def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
 
 
 def _split_of(file: Path) -> str:
-    """Return the split that begins the file's name, as in train-00000-of-00001.parquet; "" if there is none."""
+    """Return the split that begins the file's name, as in train-00000-of-00001.parquet; "" if there
+    is none.
+    """
     stem = file.stem.partition("-")[0]
     return stem if stem in SPLITS else ""
 

@@ -21,7 +21,9 @@ from rlflow.data.turns import answered, joined
 
 
 def kinds(like: Record, declared: Mapping[str, Kind], model_prompt: bool = False) -> dict[str, Kind]:
-    """Return the kind of each column that ``batch`` returns for records with the shape of ``like``, by name."""
+    """Return the kind of each column that ``batch`` returns for records with the shape of ``like``,
+    by name.
+    """
     names = ["prompt", *(["answer"] if like.answer is not None else []), "prompt_tokens"]
     names += ["completion", "tokens", "mask", "finish"] if like.responses else []
     names += ["group", "chosen"] if len(like.responses) == 2 else []

@@ -45,7 +45,9 @@ def answered(
 
 
 def divided(messages: Sequence[Message]) -> list[tuple[list[Message], Message]]:
-    """Divide messages into turns, each as (messages before the assistant's message, the assistant's message)."""
+    """Divide messages into turns, each as (messages before the assistant's message, the assistant's
+    message).
+    """
     exchanges: list[tuple[list[Message], Message]] = []
     context: list[Message] = []
     for message in messages:

@@ -42,7 +42,10 @@ def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def masked_word(words: Sequence[str], number: int) -> str:
-    """Return the word at index ``number`` of a command line. If it contains a secret, the secret is masked."""
+    """Return the word at index ``number`` of a command line.
+
+    If it contains a secret, the secret is masked.
+    """
     word, before = words[number], words[number - 1] if number else ""
     name, equals, value = word.partition("=")
     if word.startswith("--"):

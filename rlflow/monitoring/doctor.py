@@ -311,7 +311,9 @@ def gpus(torch: dict[str, Any]) -> str:
 
 
 def cores() -> str:
-    """Return a text with the number of cores that this process may use, given its affinity and control group."""
+    """Return a text with the number of cores that this process may use, given its affinity and
+    control group.
+    """
     usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
     quota = _control("cpu.max").split()
     share = (
@@ -379,7 +381,9 @@ def token_line() -> str:
 
 
 def _control(name: str) -> str:
-    """Return the content of the file ``name`` in this process's control group (version 2); empty without it."""
+    """Return the content of the file ``name`` in this process's control group (version 2); empty
+    without it.
+    """
     try:
         path = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
         return (Path("/sys/fs/cgroup") / path / name).read_text()

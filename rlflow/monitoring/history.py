@@ -1,4 +1,6 @@
-"""Read the folder of a run in any state: incomplete, damaged, still growing, or written by another program."""
+"""Read the folder of a run in any state: incomplete, damaged, still growing, or written by another
+program.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,10 @@ def run_folders(base: Path) -> list[Path]:
 
 
 def summarised(folder: Path) -> RunSummary:
-    """Return the summary of a run's folder. Never raises. Values from unreadable files keep their defaults."""
+    """Return the summary of a run's folder.
+
+    Never raises. Values from unreadable files keep their defaults.
+    """
     settings, recorded, problem = read_object(folder / "settings.json"), None, ""
     try:
         recorded = status.read(folder)

@@ -1,4 +1,6 @@
-"""The live view: a frame at the bottom of the terminal, redrawn several times a second, with notes above it."""
+"""The live view: a frame at the bottom of the terminal, redrawn several times a second, with notes
+above it.
+"""
 
 from __future__ import annotations
 

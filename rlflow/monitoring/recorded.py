@@ -49,7 +49,9 @@ class Recorded:
         return self.folder.name
 
     def curve(self, metric: str) -> Curve:
-        """Return a metric as (finished iterations, value) pairs; empty if the run does not have the metric."""
+        """Return a metric as (finished iterations, value) pairs; empty if the run does not have the
+        metric.
+        """
         if metric in self.table and self.table[metric].of in EVALUATED:
             return sorted(
                 {

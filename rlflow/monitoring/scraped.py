@@ -22,7 +22,10 @@ class Scraped:
     """
 
     def __init__(self, port: int) -> None:
-        """Start the server. Raises PlanError if the port is in use or the Prometheus client is not installed."""
+        """Start the server.
+
+        Raises PlanError if the port is in use or the Prometheus client is not installed.
+        """
         self._prometheus: Any = require("prometheus_client", "services")
         self._registry = self._prometheus.CollectorRegistry()
         self._gauges: dict[tuple[str, bool], Any] = {}  # (name, whether it is the name of a metric) → gauge

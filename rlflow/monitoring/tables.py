@@ -407,7 +407,10 @@ def files(folder: Path) -> RenderableType:
 
 
 def plain(text: str) -> Text:
-    """Return a text without markup. Control characters are escaped, so that they cannot control the terminal."""
+    """Return a text without markup.
+
+    Control characters are escaped, so that they cannot control the terminal.
+    """
     return Text(printable(text))
 
 

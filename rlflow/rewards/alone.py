@@ -72,7 +72,9 @@ class _Child:
 
 
 def _work(judges: Sequence[Judge], far: int, closed: Sequence[int]) -> None:
-    """Run in the child: close ``closed``, enter the sandbox, write each judge's result to ``far``, and exit."""
+    """Run in the child: close ``closed``, enter the sandbox, write each judge's result to ``far``,
+    and exit.
+    """
     code = FAILED
     try:
         for descriptor in closed:

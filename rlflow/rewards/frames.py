@@ -36,7 +36,10 @@ def reply(number: int, place: int, body: Any) -> list[Any]:
 
 
 class FrameReader:
-    """Splits a stream of bytes into the bodies of its frames. ``limit``: maximum number of bytes in a body."""
+    """Splits a stream of bytes into the bodies of its frames.
+
+    ``limit``: maximum number of bytes in a body.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit, self._buffer, self._start = limit, bytearray(), 0

@@ -1,4 +1,6 @@
-"""Explain errors that the sandbox causes in reward functions: name the flag that allows the refused action."""
+"""Explain errors that the sandbox causes in reward functions: name the flag that allows the refused
+action.
+"""
 
 from __future__ import annotations
 

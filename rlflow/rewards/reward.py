@@ -143,7 +143,10 @@ def _judged(name: str, scorer: ScorerSpec, batch: Batch) -> str:
 
 
 def _column(name: str, batch: Batch) -> str | None:
-    """Return the batch column for a parameter: its column, or else its data field. None if there is neither."""
+    """Return the batch column for a parameter: its column, or else its data field.
+
+    None if there is neither.
+    """
     return next((column for column in (name, field_column(name)) if column in batch), None)
 
 

@@ -60,7 +60,10 @@ CAUSES = ("none", "nan", "overflow", "type", "raised", "timeout", "died")
 
 @dataclass(eq=False)
 class _Call:
-    """One call of ``submit`` in progress. Slot threads store results, and one thread waits for all of them."""
+    """One call of ``submit`` in progress.
+
+    Slot threads store results, and one thread waits for all of them.
+    """
 
     scorer: ScorerSpec
     names: tuple[str, ...]  # names of the columns in ``rows``
@@ -150,7 +153,10 @@ class RewardPool(WorkerPool[_Chunk]):
     def submit(
         self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0
     ) -> _Call:
-        """Start scoring rows, and return the call to pass to ``wait``. The arguments are those of ``score``."""
+        """Start scoring rows, and return the call to pass to ``wait``.
+
+        The arguments are those of ``score``.
+        """
         with self.lock:
             self.check_open()
             if not self.slots:

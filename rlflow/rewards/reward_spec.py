@@ -164,7 +164,9 @@ def _what(function: Callable[..., Any]) -> str:
 
 
 def _package_module(module: str, path: str) -> str:
-    """Return the dotted name of a module in a package, so that relative imports work; "" outside of packages."""
+    """Return the dotted name of a module in a package, so that relative imports work; "" outside of
+    packages.
+    """
     existing = sys.modules.get(module)
     same = existing is not None and os.path.abspath(getattr(existing, "__file__", None) or "") == path
     return module if same and "." in module else ""

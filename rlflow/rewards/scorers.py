@@ -76,7 +76,9 @@ def _with_answer(score: Score, read: Callable[..., str]) -> Score:
 
 
 def final_answer(completion: str) -> str:
-    """Return the text in the last ``<answer>…</answer>`` of a response; without such tags, the full response."""
+    """Return the text in the last ``<answer>…</answer>`` of a response; without such tags, the full
+    response.
+    """
     tagged = ANSWER.findall(completion)
     return (tagged[-1] if tagged else completion).strip()
 

@@ -72,7 +72,9 @@ def verdict(value: Any, source: str = RETURNED) -> Any:
 
 
 def _answer(value: Any) -> str | None:
-    """Return an extracted answer as text, for majority votes; None if it is empty or neither text nor number."""
+    """Return an extracted answer as text, for majority votes; None if it is empty or neither text
+    nor number.
+    """
     return str(value)[:LONGEST] or None if isinstance(value, str | numbers.Real) else None
 
 

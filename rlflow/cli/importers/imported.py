@@ -200,7 +200,9 @@ class Imported:
         return _short(repr(self.source[key]))
 
     def report(self) -> Iterator[str]:
-        """Yield the lines of the report: for each key its flag, the difference, or why it is not supported."""
+        """Yield the lines of the report: for each key its flag, the difference, or why it is not
+        supported.
+        """
         yield from _section(
             "taken", {key: f"{says} ({_short(self.source[key])})" for key, says in self.counterparts.items()}
         )

@@ -184,7 +184,9 @@ def true_or_false(value: Any) -> bool:
 
 
 def made_up(flow: Flow) -> Dataset:
-    """Return a data set of synthetic records for the null backend, with the columns that the flow declares."""
+    """Return a data set of synthetic records for the null backend, with the columns that the flow
+    declares.
+    """
     responses = ("good", "bad") if "chosen" in flow.data else ("good",) if "completion" in flow.data else ()
     filler = {
         name: "x" if kind.level is Level.TEXT else 0 for name, kind in flow.data.items() if name not in FIELDS

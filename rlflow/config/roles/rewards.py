@@ -112,7 +112,9 @@ class Weighted:
         return Asked(batch, submit_all(self.functions, batch))
 
     def answer(self, asked: Asked) -> tuple[Tensor, PartialMetrics]:
-        """Wait for the scores of submitted rows, and return each row's weighted sum of scores, and metrics."""
+        """Wait for the scores of submitted rows, and return each row's weighted sum of scores, and
+        metrics.
+        """
         batch = asked.batch
         total = torch.zeros(len(batch), dtype=torch.float64)
         metrics: dict[Label, PartialMetric] = {}

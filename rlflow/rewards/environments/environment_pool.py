@@ -206,7 +206,10 @@ class _EnvironmentSlot(Slot[_Calls]):
     """
 
     def __init__(self, pool: EnvironmentPool, helps: bool = False) -> None:
-        """Create a slot. ``helps``: whether the slot has no episodes of its own and only helps another slot."""
+        """Create a slot.
+
+        ``helps``: whether the slot has no episodes of its own and only helps another slot.
+        """
         super().__init__(pool, queue.SimpleQueue())
         self._environments, self._helps = pool, helps
         self.spec = pool.spec
@@ -380,7 +383,10 @@ class _EnvironmentSlot(Slot[_Calls]):
 
 
 def _answer(reply: Any, call: Sequence[Any]) -> Answer:
-    """Return a process's reply to a call if it is a valid answer or failure. Raises Died for any other reply."""
+    """Return a process's reply to a call if it is a valid answer or failure.
+
+    Raises Died for any other reply.
+    """
     if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
         return Failure(*reply)
     if isinstance(reply, dict) and _sound(reply, call):
