@@ -348,8 +348,9 @@ def read_only(place: Place) -> Counts:
 
 
 def unlike(folder: Path, wanted: faults.Content) -> bool:
-    """Whether a run's results differ from ``wanted``. Lines of metrics may be missing, because the disk was
-    full.
+    """Whether a run's results differ from ``wanted``.
+
+    Lines of metrics may be missing, because the disk was full.
     """
     found = faults.content(folder)
     same = all(line in wanted.metrics for line in found.metrics)
@@ -357,8 +358,9 @@ def unlike(folder: Path, wanted: faults.Content) -> bool:
 
 
 def rewards(place: Place) -> Counts:
-    """Let the reward of one row in four hang, die, raise or return an invalid score. Each of these rows is a
-    fault.
+    """Let the reward of one row in four hang, die, raise or return an invalid score.
+
+    Each of these rows is a fault.
     """
     counts = Counts()
     modes = {mode: place.folder / mode.replace(" ", "-") for mode in place.of(bad_days.MODES, 4)}
@@ -433,10 +435,10 @@ def not_finite(place: Place) -> Counts:
 
 
 def launches(place: Place) -> Counts:
-    """Start two processes on one run folder. One must work. The other must exit with code 3 and name the
-    first.
+    """Start two processes on one run folder.
 
-    In every tenth case, a killed process has left its lock behind.
+    One must work. The other must exit with code 3 and name the first. In every tenth case, a killed process
+    has left its lock behind.
     """
     faults.must(faults.in_child(lambda: bad_days.null_run(place.folder, "return 1.0", iterations=1)), 0)
     counts, folder = Counts(), place.folder / "runs" / "grpo-1"

@@ -290,8 +290,9 @@ def without_room(out: Path, name: str, action: Callable[[], object]) -> None:
 
 
 def damaged(place: Place) -> Iterator[Outcome]:
-    """Damage logs, graph files or settings before a run is resumed. If settings are incomplete, the run must
-    refuse.
+    """Damage logs, graph files or settings before a run is resumed.
+
+    If settings are incomplete, the run must refuse.
     """
     shorter = homes.null_run(place.folder / "half", iterations=2).folder
     wanted = homes.null_run(place.folder / "wanted").folder

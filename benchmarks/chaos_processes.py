@@ -113,8 +113,9 @@ def forks(place: Place) -> Iterator[Outcome]:
 
 
 def started_ones(place: Place) -> Iterator[Outcome]:
-    """Let stages and rewards start processes, some in their own sessions. These processes must end with the
-    run.
+    """Let stages and rewards start processes, some in their own sessions.
+
+    These processes must end with the run.
     """
     kinds = place.of([(end, number) for end in ENDS for number in range(len(STARTS))], 3)
     for end, number in kinds:

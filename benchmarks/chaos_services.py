@@ -1,9 +1,8 @@
-"""Services of a run that fail: they are killed, suspended, slow, or answer badly. Also runs that are killed
-together with a service.
+"""Services of a run that fail: they are killed, suspended, slow, or answer badly.
 
-Each row of the iteration with the failure is a fault. Detected: the row's score is missing with the right
-cause, or the row was scored after the service was restarted. Survived: the run reached its end. Wrong: a row
-has a wrong score.
+Also runs that are killed together with a service. Each row of the iteration with the failure is a fault.
+Detected: the row's score is missing with the right cause, or the row was scored after the service was
+restarted. Survived: the run reached its end. Wrong: a row has a wrong score.
 """
 
 from __future__ import annotations
@@ -109,8 +108,9 @@ def killed(place: Place) -> Iterator[Outcome]:
 
 
 def telling(place: Place) -> Iterator[Outcome]:
-    """Let a service print its environment and arguments. No file in the run's folder may contain the secret
-    in them.
+    """Let a service print its environment and arguments.
+
+    No file in the run's folder may contain the secret in them.
     """
     folder, secret = _folder(place, "tells"), "SEKRET-of-a-service"
     os.environ["OF_MINE_TOKEN"] = secret

@@ -45,8 +45,9 @@ QWEN = {
 
 
 def qwen(folder: Path) -> Path:
-    """Write prompts, and a model with the sizes of Qwen3 0.6B and random weights. Returns the file of
-    prompts.
+    """Write prompts, and a model with the sizes of Qwen3 0.6B and random weights.
+
+    Returns the file of prompts.
     """
     fixed_shape.make(folder)
     tokenizer = pretrained.read_tokenizer(folder / "model")

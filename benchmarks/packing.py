@@ -1,6 +1,6 @@
 """Compare packed and padded training on rows with shared prompts.
 
-Packed rows compute each prompt once. Padded rows are computed separately.
+Packed training computes each prompt once. Padded training computes each row alone.
 
     python benchmarks/packing.py [--model FOLDER] [--dtype float32] [--prompts 4] [--samples 8] [--prompt 190]
                                  [--tokens 256] [--rounds 5] [--ways padded packed compiled]

@@ -38,8 +38,9 @@ def command(*words: str) -> Use:
 
 
 def in_turns(name: str, rounds: int, folder: str) -> dict[str, list[Use]]:
-    """Alternate short runs with and without the quick proof. Returns what the runs used, by "off" and
-    "quick".
+    """Alternate short runs with and without the quick proof.
+
+    Returns what the runs used, by "off" and "quick".
     """
     uses: dict[str, list[Use]] = {"off": [], "quick": []}
     for number in range(rounds):

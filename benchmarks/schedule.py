@@ -74,10 +74,10 @@ def planned(plan: Plan, room: dict[str, int]) -> tuple[Plan, float]:
 
 
 def drive(plan: Plan, room: dict[str, int], taken: list[float]) -> tuple[int, float]:
-    """Run one iteration in virtual time. Returns (number of events, CPU seconds including the scheduler's
-    creation).
+    """Run one iteration in virtual time.
 
-    ``taken``: the virtual duration of each node.
+    Returns (number of events, CPU seconds including the scheduler's creation). ``taken``: the virtual
+    duration of each node.
     """
     began, events, now, over = time.process_time(), 0, 0.0, False
     ends: list[tuple[float, int]] = []

@@ -149,8 +149,9 @@ def measure(cell: Cell, out: Path) -> None:
 
 
 def run(planted: Iterator[Cell], out: Path, budget: float) -> None:
-    """Run the missing cells. Each twin runs before its planted run. After ``budget`` seconds, no further cell
-    starts.
+    """Run the missing cells.
+
+    Each twin runs before its planted run. After ``budget`` seconds, no further cell starts.
     """
     end = time.monotonic() + budget
     for cell in with_twins(planted):

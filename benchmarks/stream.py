@@ -95,8 +95,9 @@ def left(spans: list) -> float:
 
 
 def virtual(plan, lengths: list[int]) -> float:
-    """Return the plan's seconds in virtual time. ``lengths``: the response length of each row, in ascending
-    order.
+    """Return the plan's seconds in virtual time.
+
+    ``lengths``: the response length of each row, in ascending order.
     """
     from rlflow.compiler.graph.model import Op
     from rlflow.compiler.passes.queues import room_of

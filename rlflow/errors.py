@@ -22,8 +22,9 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of a file, printed as ``path:line``. The path is relative if the file is inside the working
-    directory.
+    """A line of a file, printed as ``path:line``.
+
+    The path is relative if the file is inside the working directory.
     """
 
     path: str
@@ -153,10 +154,10 @@ class RemoteFailure:
 
 
 class RemoteError(Exception):
-    """Another process raised an error, or does not answer. The message names the error's type and the
-    process.
+    """Another process raised an error, or does not answer.
 
-    ``failure``: the record of the error, if one was raised there.
+    The message names the error's type and the process. ``failure``: the record of the error, if one was
+    raised there.
     """
 
     def __init__(self, text: str, failure: RemoteFailure | None = None) -> None:

@@ -128,10 +128,10 @@ def _missing_package(package: str, extra: str, install: str = "") -> PlanError:
 
 
 def missing(backend: str, device: str) -> Problem | None:
-    """Return a problem if the package of one of rlflow's backends is not installed, else None. Imports
-    nothing.
+    """Return a problem if the package of one of rlflow's backends is not installed, else None.
 
-    The problem names the command that installs the package for ``device`` (auto, cpu or cuda).
+    Imports nothing. The problem names the command that installs the package for ``device`` (auto, cpu or
+    cuda).
     """
     if backend not in INSTALL or _installed(backend):
         return None

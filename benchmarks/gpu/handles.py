@@ -174,8 +174,9 @@ def talk(ground: Ground) -> Iterator[Check]:
 
 
 def add(rank: int, ranks: int, meeting: str, ground: Ground, expected: str) -> tuple[str, bool]:
-    """Run one rank: sum gradients and exchange device names. Returns (communication backend, whether both
-    worked).
+    """Run one rank: sum gradients and exchange device names.
+
+    Returns (communication backend, whether both worked).
     """
     begin(rank, meeting, ground)
     weight = torch.zeros(100, device=ground.device)

@@ -82,10 +82,10 @@ def results(
 
 
 def _received(reader: Connection, seconds: float) -> Iterator[Any]:
-    """Yield the results that the process sends. The generator's return value is whether the process ended in
-    time.
+    """Yield the results that the process sends.
 
-    The time limit ``seconds`` starts with the first message, which says that the process has started.
+    The generator's return value is whether the process ended in time. The time limit ``seconds`` starts with
+    the first message, which says that the process has started.
     """
     until = time.monotonic() + STARTED
     try:

@@ -86,8 +86,9 @@ def in_place(trainer: Trainer, generator: Generator) -> Iterator[Check]:
 
 
 def slept(ground: Ground, trainer: Trainer, generator: Generator, batch: Any, dtype: str) -> Iterator[Check]:
-    """Check that sleep levels 1 and 2 do not change the sampled tokens. After level 2, the weights are sent
-    again.
+    """Check that sleep levels 1 and 2 do not change the sampled tokens.
+
+    After level 2, the weights are sent again.
     """
     before = generator.generate(batch, Sampling(2, 4, 0.0), range(2 * len(batch))).data["tokens"].value
     for keep in (True, False):

@@ -1,8 +1,8 @@
-"""Probes in every interpreter of a probed copy. `rlflow_probe_N()` records that the current test reached
-probe N.
+"""Probes in every interpreter of a probed copy.
 
-Hits are bytes in a file that all processes map, with a row for each test. Each interpreter maps the file when
-it starts. Forks, spawned processes and Ray workers therefore record their hits too, even inside a sandbox.
+`rlflow_probe_N()` records that the current test reached probe N. Hits are bytes in a file that all processes
+map, with a row for each test. Each interpreter maps the file when it starts. Forks, spawned processes and Ray
+workers therefore record their hits too, even inside a sandbox.
 """
 
 from __future__ import annotations

@@ -65,8 +65,9 @@ class Tree:
         return Path(sysconfig.get_path("purelib", vars={"base": str(self.folder / ".venv")}))
 
     def _install(self, root: Path) -> None:
-        """Link the environment of a tree, file by file. Files that contain the tree's path are rewritten
-        instead.
+        """Link the environment of a tree, file by file.
+
+        Files that contain the tree's path are rewritten instead.
         """
         shutil.copytree(root / ".venv", self.folder / ".venv", symlinks=True, copy_function=_linked)
         own = [
@@ -131,11 +132,10 @@ class Tree:
         return test in self.sound
 
     def tested(self, tests: list[str], seconds: dict[str, float]) -> tuple[str | None, set[str]]:
-        """Run tests in the copy, until one fails. Returns (the first test that fails or does not end, tests
-        that ended).
+        """Run tests in the copy, until one fails.
 
-        The first value may also be a test file. It is None if all tests pass. ``seconds``: the normal seconds
-        of each test.
+        Returns (the first test that fails or does not end, tests that ended). The first value may also be a
+        test file. It is None if all tests pass. ``seconds``: the normal seconds of each test.
         """
         choice = self.folder / "choice"
         choice.mkdir(exist_ok=True)

@@ -54,10 +54,9 @@ def answer(system: Any, request: dict[str, Any]) -> Any:
 
 
 def serve(path: str, requests: TextIO, answers: TextIO) -> None:
-    """Answer requests until standard input ends, then close the system. ``path``: the file that defines the
-    system.
+    """Answer requests until standard input ends, then close the system.
 
-    Standard input also ends if the parent is killed.
+    ``path``: the file that defines the system. Standard input also ends if the parent is killed.
     """
     system = None
     try:

@@ -34,8 +34,9 @@ class Journal:
         self._log = Log(folder / FILE, refuse)
 
     def add(self, key: str, seed: int, kind: str, **values: Any) -> None:
-        """Append a line about a cell. ``key``: the cell's key. ``kind``: the kind of line. ``values``: its
-        content.
+        """Append a line about a cell.
+
+        ``key``: the cell's key. ``kind``: the kind of line. ``values``: its content.
         """
         self._log.add(json.dumps({"key": key, "seed": seed, "kind": kind, **values}) + "\n")
 

@@ -210,12 +210,11 @@ def _welch(ours: Floats, reference: Floats) -> tuple[float, float, float]:
 def ranked_all(
     cells: Sequence[Cell], base: Cell, *, margin: float = 0.0, higher: bool = True
 ) -> tuple[Ranking, ...]:
-    """Compare each cell with ``base``. With a probability of at least 95 %, no verdict `better` or `worse` is
-    wrong.
+    """Compare each cell with ``base``.
 
-    By Holm's procedure, each pair gets an equal part of the error probability. A pair that is found different
-    passes its part on to the others. A pair that cannot be ranked keeps its part. ``margin`` and ``higher``:
-    as in `ranked`.
+    With a probability of at least 95 %, no verdict `better` or `worse` is wrong. By Holm's procedure, each
+    pair gets an equal part of the error probability. A pair that is found different passes its part on to the
+    others. A pair that cannot be ranked keeps its part. ``margin`` and ``higher``: as in `ranked`.
     """
     levels = holm({cell.name: surprise(cell, base) for cell in cells}, ALPHA)
     return tuple(

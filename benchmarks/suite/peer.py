@@ -1,10 +1,10 @@
-"""Interpreters of other systems. A system with requirements gets its own virtual environment, which is
-created once.
+"""Interpreters of other systems.
 
-A system's file may define ``REQUIRES``, a tuple of requirements such as ("trl==1.16.0", "torch"). If a
-requirement has no version, the version in this interpreter is installed, so that both compute with the same
-package. ``WITHOUT_DEPENDENCIES`` has the same form. Its packages are installed afterwards, without their
-dependencies. A system without ``REQUIRES`` runs in this interpreter.
+A system with requirements gets its own virtual environment, which is created once. A system's file may define
+``REQUIRES``, a tuple of requirements such as ("trl==1.16.0", "torch"). If a requirement has no version, the
+version in this interpreter is installed, so that both compute with the same package. ``WITHOUT_DEPENDENCIES``
+has the same form. Its packages are installed afterwards, without their dependencies. A system without
+``REQUIRES`` runs in this interpreter.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def installations(file: Path) -> list[tuple[str, ...]]:
 
 
 def environment_folder(file: Path) -> Path:
-    """Return the folder of a system's virtual environment. The file ``installed`` in it marks a complete
-    environment.
+    """Return the folder of a system's virtual environment.
+
+    The file ``installed`` in it marks a complete environment.
     """
     words = [word for step in installations(file) for word in step]
     return cache_folder() / hashlib.sha256("\n".join([sys.version, *words]).encode()).hexdigest()[:12]

@@ -79,8 +79,9 @@ class Learned:
     curves: Sequence[CurveRow] = ()
 
     def tables(self, suite: Suite) -> Iterator[Lines]:
-        """Yield the table of seeds and the table of learning curves as texts. A table without rows is
-        skipped.
+        """Yield the table of seeds and the table of learning curves as texts.
+
+        A table without rows is skipped.
         """
         if self.seeds:
             yield [

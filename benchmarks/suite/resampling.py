@@ -48,8 +48,9 @@ def draws(size: int, resamples: int, seed: int) -> NDArray[np.intp]:
 
 
 def medians_left_out(values: Floats) -> Floats:
-    """Return, for each value [observations], the median of all other values (jackknife). Needs at least two
-    values.
+    """Return, for each value [observations], the median of all other values (jackknife).
+
+    Needs at least two values.
     """
     order = np.argsort(values, kind="stable")
     ordered, count = values[order], len(values)

@@ -104,16 +104,16 @@ class Turns(Quiet):
 
 
 class System:
-    """A run of rlflow in a thread of this process. The cell gives the algorithm and the flags of `rlflow
-    run`.
+    """A run of rlflow in a thread of this process.
+
+    The cell gives the algorithm and the flags of `rlflow run`.
     """
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
-        """Load models and data, and start or resume the run. Returns {"iterations": the run's total number of
-        iterations}.
+        """Load models and data, and start or resume the run.
 
-        A run that was started before resumes from the newest checkpoint with at most ``cell["recorded"]``
-        iterations.
+        Returns {"iterations": the run's total number of iterations}. A run that was started before resumes
+        from the newest checkpoint with at most ``cell["recorded"]`` iterations.
         """
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the rlflow command sets it
         self.folder, self.turns, self.error = Path(folder) / NAME, Turns(), ""
@@ -145,8 +145,9 @@ class System:
             self.turns.end()
 
     def iterate(self, count: int) -> dict[str, Any]:
-        """Run the next iterations with their evaluations. After the last iteration, wait until the run has
-        ended.
+        """Run the next iterations with their evaluations.
+
+        After the last iteration, wait until the run has ended.
         """
         self.turns.go(count)
         iterations, evaluations = self.turns.done(False)

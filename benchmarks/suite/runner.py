@@ -138,10 +138,10 @@ class Runner:
         )
 
     def _last(self, cells: Sequence[Compiled], seed: int, number: int) -> float:
-        """Return the round before which a seed ends; infinity without a limit on rounds. ``number``: the next
-        round.
+        """Return the round before which a seed ends; infinity without a limit on rounds.
 
-        The first turn after each start is not timed, and does not count as one of the declared rounds.
+        ``number``: the next round. The first turn after each start is not timed, and does not count as one of
+        the declared rounds.
         """
         rounds = self.suite.settings.rounds
         if rounds is None:

@@ -91,8 +91,9 @@ def _outcome(low: float, high: float, margin: float) -> Outcome:
 
 
 def _seconds(cell: Cell, goal: float) -> dict[int, float]:
-    """Return the seconds after which each seed reached the goal, by seed. Seeds that did not reach it are
-    omitted.
+    """Return the seconds after which each seed reached the goal, by seed.
+
+    Seeds that did not reach it are omitted.
     """
     return {curve.seed: seconds for curve in cell.curves if (seconds := crossing(curve, goal)) is not None}
 

@@ -87,8 +87,9 @@ def other_work(base: Measured, measured: Measured) -> str:
 
 
 def verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """Return all verdicts on each cell compared with the base. Verdicts on speed come before verdicts on
-    learning.
+    """Return all verdicts on each cell compared with the base.
+
+    Verdicts on speed come before verdicts on learning.
     """
     return [*speed_verdicts(suite, cells), *learning_verdicts(suite, cells)]
 

@@ -247,8 +247,9 @@ def _check_out(file: Path, out: Path) -> None:
 
 
 def _text(file: Path) -> str:
-    """Return the text of a file. Raises PlanError if it is not a readable regular file of at most LONGEST
-    bytes.
+    """Return the text of a file.
+
+    Raises PlanError if it is not a readable regular file of at most LONGEST bytes.
     """
     expected = f"a script of at most {LONGEST >> 20} MiB; for verl also a .yaml"
     try:

@@ -110,10 +110,9 @@ def print_doctor() -> int:
 
 
 def explain_run(text: str, wants_json: bool) -> int:
-    """Print why a run learns little, and what limited its speed. Returns 0. ``text``: the run's folder or
-    name.
+    """Print why a run learns little, and what limited its speed.
 
-    Raises PlanError if there is no such run.
+    Returns 0. ``text``: the run's folder or name. Raises PlanError if there is no such run.
     """
     folder = find_run(text)
     if wants_json:

@@ -68,8 +68,9 @@ def facts(folder: Path) -> ModelFacts:
 
 @lru_cache(maxsize=16)
 def _facts(folder: Path, files: tuple[tuple[str, int, int], ...]) -> ModelFacts:
-    """Cached part of ``facts``. ``files``: (name, bytes, time) of each file, so that a changed folder is read
-    again.
+    """Cached part of ``facts``.
+
+    ``files``: (name, bytes, time) of each file, so that a changed folder is read again.
     """
     return ModelFacts.of(folder)
 

@@ -123,8 +123,9 @@ class _Search:
     role: str
 
     def names(self) -> Iterator[str]:
-        """All names that a misspelt flag is compared with. Among equally similar names, the first is
-        suggested.
+        """All names that a misspelt flag is compared with.
+
+        Among equally similar names, the first is suggested.
         """
         yield from (f"hp.{name}" for name in self.known.own)
         yield from (f"generate.{name}" for name in TYPES)

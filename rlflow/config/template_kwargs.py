@@ -41,8 +41,9 @@ def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number(value: Any) -> Any:
-    """Return the int, float or bool that a text contains, or else the text. Other values are returned
-    unchanged.
+    """Return the int, float or bool that a text contains, or else the text.
+
+    Other values are returned unchanged.
     """
     if not isinstance(value, str):
         return value

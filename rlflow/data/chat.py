@@ -204,8 +204,9 @@ class ChatTemplate:
         )
 
     def _replies(self, request: Mapping[str, Any], limits: Sequence[int]) -> Iterator[dict[str, str]]:
-        """Yield the renderer's reply for each conversation. Stops after the first conversation that exceeds a
-        limit.
+        """Yield the renderer's reply for each conversation.
+
+        Stops after the first conversation that exceeds a limit.
         """
         process = self._running()
         assert process.stdin is not None

@@ -77,8 +77,9 @@ class Controls:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Regular expression that finds control tokens in a text. If several match at one place, the longest
-        counts.
+        """Regular expression that finds control tokens in a text.
+
+        If several match at one place, the longest counts.
         """
         return re.compile("|".join(map(re.escape, sorted(self.ids, key=len, reverse=True))) or r"(?!)")
 
@@ -120,8 +121,9 @@ class Controls:
         return rows
 
     def _pieces(self, text: str, hidden: StandIns, encode: Encode) -> Iterator[list[int]]:
-        """Yield the ids of a text, piece by piece. Only control tokens that the template wrote become control
-        tokens.
+        """Yield the ids of a text, piece by piece.
+
+        Only control tokens that the template wrote become control tokens.
         """
         stretch = ""
         for piece, control in self._divided(text):

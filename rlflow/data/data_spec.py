@@ -93,8 +93,9 @@ def _name(path: str) -> str:
 
 
 def _split_weight(text: str) -> tuple[str, Fraction | None]:
-    """Split a text such as ``file.jsonl:2`` into (text without the weight, weight). The weight is None if not
-    given.
+    """Split a text such as ``file.jsonl:2`` into (text without the weight, weight).
+
+    The weight is None if not given.
     """
     body, colon, last = text.rpartition(":")
     if not colon or f"{body}:" == PREFIX or _exists(text):

@@ -173,8 +173,9 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """First 12 hex digits of a SHA-256 over all records in order. A resumed run uses it to detect changed
-        data.
+        """First 12 hex digits of a SHA-256 over all records in order.
+
+        A resumed run uses it to detect changed data.
         """
         total = hashlib.sha256()
         for record in self.records:

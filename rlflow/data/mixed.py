@@ -181,8 +181,9 @@ class MixedPrompts(Prompts):
         return own[int(self._orders[source][1][within])]
 
     def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
-        """Return metrics with the number of records skipped since ``since``, by cause. ``since``: an earlier
-        state.
+        """Return metrics with the number of records skipped since ``since``, by cause.
+
+        ``since``: an earlier state.
         """
         if not self.faults:
             return {}
@@ -229,8 +230,9 @@ class MixedPrompts(Prompts):
 
 
 def _number(name: str) -> int:
-    """Return a number that depends only on a source's name. With it as a seed, each source has its own random
-    orders.
+    """Return a number that depends only on a source's name.
+
+    With it as a seed, each source has its own random orders.
     """
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
 

@@ -87,8 +87,9 @@ class Prompts:
             yield self._unreported.popleft()
 
     def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
-        """Return metrics with the number of records skipped since ``since``, by cause. ``since``: an earlier
-        state.
+        """Return metrics with the number of records skipped since ``since``, by cause.
+
+        ``since``: an earlier state.
         """
         if not self.faults:
             return {}

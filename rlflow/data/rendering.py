@@ -38,8 +38,9 @@ LIMITS = {
 
 
 class Generation(Extension):
-    """Supports the template tag ``{% generation %}``, which marks the assistant's text. Renders its content
-    unchanged.
+    """Supports the template tag ``{% generation %}``, which marks the assistant's text.
+
+    Renders its content unchanged.
     """
 
     tags = {"generation"}

@@ -86,10 +86,9 @@ def open_data(
 
 
 def _texts(questions: Sequence[Record]) -> tuple[list[Record], int]:
-    """Convert prompts that are a single plain user message to plain text. Returns (records, how many
-    changed).
+    """Convert prompts that are a single plain user message to plain text.
 
-    Used if the tokenizer has no chat template.
+    Returns (records, how many changed). Used if the tokenizer has no chat template.
     """
     alone = [
         not isinstance(record.prompt, str)
@@ -198,8 +197,9 @@ def _read(
 
 
 def _unread(raw: Sequence[Raw], fields: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the fields of the first record that are not used. A field counts as used if a nested field in it
-    is.
+    """Return the fields of the first record that are not used.
+
+    A field counts as used if a nested field in it is.
     """
     needed = {field.partition(".")[0] if field not in raw[0].fields else field for field in fields.values()}
     return tuple(str(name) for name in raw[0].fields if name not in needed)

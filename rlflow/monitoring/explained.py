@@ -22,8 +22,9 @@ WORDS = 3  # the last lines of bounds.txt, this many, name the limit on the run'
 
 
 def evidence_of(run: Recorded) -> Evidence:
-    """Return a run's settings and recorded iterations. If an iteration was recorded twice, the last record
-    counts.
+    """Return a run's settings and recorded iterations.
+
+    If an iteration was recorded twice, the last record counts.
     """
     figures = [
         (number, by_figure(values, run.table))

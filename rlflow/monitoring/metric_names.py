@@ -58,10 +58,10 @@ HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}
 def renamed(
     figures: Mapping[Figure, float | None], others: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Return the finite metrics under their tracker names. ``others``: metrics that already have tracker
-    names.
+    """Return the finite metrics under their tracker names.
 
-    A metric keeps rlflow's name if its tracker name would be ambiguous.
+    ``others``: metrics that already have tracker names. A metric keeps rlflow's name if its tracker name
+    would be ambiguous.
     """
     names = {figure: tracked(figure) for figure in figures}
     taken = {figure.key for figure in figures} | set(others or ())
@@ -74,8 +74,9 @@ def renamed(
 
 
 def _names(figure: Figure, tracker_name: str, taken: set[str]) -> tuple[str, ...]:
-    """Return the possible tracker names of a metric, the preferred name first. ``taken``: names already in
-    use.
+    """Return the possible tracker names of a metric, the preferred name first.
+
+    ``taken``: names already in use.
     """
     plain = () if tracker_name in taken and tracker_name != figure.key else (tracker_name,)
     return (*plain, figure.key, f"{figure.key} ({figure.of})")
@@ -128,8 +129,9 @@ def accuracies(evaluation: Figures) -> dict[str, float]:
 
 
 def share(value: float) -> str:
-    """Format a fraction as a percentage. A value outside 0 to 1 is a mean score, and is formatted as a
-    number.
+    """Format a fraction as a percentage.
+
+    A value outside 0 to 1 is a mean score, and is formatted as a number.
     """
     return f"{value:.1%}" if 0 <= value <= 1 else f"{value:.3g}"
 

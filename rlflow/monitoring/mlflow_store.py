@@ -25,8 +25,9 @@ NOT_IN_NAMES = re.compile(r"[^\w.\- /:]", re.ASCII)  # MLflow refuses a call if 
 
 
 class MLflow:
-    """Tracks metrics, settings as parameters, and samples as one table. Raises PlanError if mlflow is not
-    installed.
+    """Tracks metrics, settings as parameters, and samples as one table.
+
+    Raises PlanError if mlflow is not installed.
     """
 
     def __init__(self) -> None:

@@ -134,10 +134,10 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def costs(folder: Path, seconds: float | None) -> Costs:
-    """Return a run's totals from the row accounting in fates.jsonl. ``seconds``: the seconds of all
-    iterations.
+    """Return a run's totals from the row accounting in fates.jsonl.
 
-    A carried-over row counts in the iteration in which it is finished.
+    ``seconds``: the seconds of all iterations. A carried-over row counts in the iteration in which it is
+    finished.
     """
     lines = objects(Growing(folder / "fates.jsonl").lines())
     by_iteration = {line["iteration"]: line for line in lines if isinstance(line.get("iteration"), int)}

@@ -91,7 +91,8 @@ def _checked(record: Any) -> Status:
 
 
 def gone(status: Status) -> bool:
-    """Whether the process of the run has ended. A process on another machine cannot be checked, and counts as
-    running.
+    """Whether the process of the run has ended.
+
+    A process on another machine cannot be checked, and counts as running.
     """
     return status.process is not None and status.process.alive() is False

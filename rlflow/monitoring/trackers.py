@@ -1,9 +1,8 @@
-"""Trackers: TensorBoard, Weights & Biases and MLflow. Each uses its own library, which is imported on first
-use.
+"""Trackers: TensorBoard, Weights & Biases and MLflow.
 
-Each tracker works in its own thread, so that a slow disk or server does not delay the run. If a tracker
-fails, the failure is reported once, and the tracker is no longer used. The TensorBoard tracker is in this
-module.
+Each uses its own library, which is imported on first use. Each tracker works in its own thread, so that a
+slow disk or server does not delay the run. If a tracker fails, the failure is reported once, and the tracker
+is no longer used. The TensorBoard tracker is in this module.
 """
 
 from __future__ import annotations
@@ -91,8 +90,9 @@ class Tracker(Protocol):
         """Write the metrics of a step. All values are finite."""
 
     def table(self, step: int, rows: Rows) -> None:
-        """Write rows of samples. Their columns are prompt, completion, answer, finish and scores, if the run
-        has them.
+        """Write rows of samples.
+
+        Their columns are prompt, completion, answer, finish and scores, if the run has them.
         """
 
     def close(self, state: State) -> None:

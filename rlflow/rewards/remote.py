@@ -102,8 +102,9 @@ def _question(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _read(body: bytes, count: int) -> list[Any]:
-    """Parse the server's answer, and return its list of ``count`` rewards. Raises Unanswered if it is
-    invalid.
+    """Parse the server's answer, and return its list of ``count`` rewards.
+
+    Raises Unanswered if it is invalid.
     """
     try:
         answer = json.loads(body)

@@ -194,10 +194,9 @@ class RewardPool(WorkerPool[_Chunk]):
         super().close()
 
     def remote(self, url: str) -> RemoteReward:
-        """Return the client for the reward server at ``url``. All rewards that use this server share the
-        client.
+        """Return the client for the reward server at ``url``.
 
-        Closing the pool closes the client.
+        All rewards that use this server share the client. Closing the pool closes the client.
         """
         from rlflow.rewards.remote import RemoteReward
 

@@ -48,8 +48,9 @@ class RewardSpec:
 
     @property
     def judges_text(self) -> bool:
-        """Whether a process or a server scores the text of rows. False if a model or an environment gives the
-        reward.
+        """Whether a process or a server scores the text of rows.
+
+        False if a model or an environment gives the reward.
         """
         return self.kind not in ("model", "env")
 
@@ -173,8 +174,9 @@ def _package_module(module: str, path: str) -> str:
 
 
 def _split_weight(text: str) -> tuple[str, float]:
-    """Split a text such as ``math:0.5`` into (text without the weight, weight). The weight is 1 if none is
-    given.
+    """Split a text such as ``math:0.5`` into (text without the weight, weight).
+
+    The weight is 1 if none is given.
     """
     body, _, last = text.rpartition(":")
     try:
@@ -249,8 +251,9 @@ def _function(written: str, body: str, weight: float) -> RewardSpec:
 
 
 def _no_function(written: str, path: str) -> PlanError:
-    """Return the error for a reward that names a file without a function. The error lists the file's
-    functions.
+    """Return the error for a reward that names a file without a function.
+
+    The error lists the file's functions.
     """
     names = [f"{path}:{name}" for name in text.functions(path)] if path.endswith(".py") else []
     return PlanError.of(

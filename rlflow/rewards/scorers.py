@@ -33,8 +33,9 @@ BUILT_IN = ("match", "math", "reasoning_gym")
 
 
 def build(kind: str, settings: Mapping[str, Any]) -> Score:
-    """Return the scorer of a kind: match, math, reasoning_gym or function. ``settings``: its keyword
-    arguments.
+    """Return the scorer of a kind: match, math, reasoning_gym or function.
+
+    ``settings``: its keyword arguments.
     """
     return BUILDERS[kind](**settings)
 
@@ -197,8 +198,9 @@ def user_module(file: str, source: str, module: str = "") -> types.ModuleType:
 
 
 def _loaded(file: str, source: str) -> types.ModuleType:
-    """Execute a file's text and return the module. The file's folder becomes importable, as for ``python
-    FILE``.
+    """Execute a file's text and return the module.
+
+    The file's folder becomes importable, as for ``python FILE``.
     """
     sys.path.insert(0, os.path.dirname(file))
     name = f"reward_{abs(hash(file)):x}"

@@ -82,10 +82,10 @@ def functions(file: str) -> list[str]:
 
 
 def tree(file: str, what: str = "reward") -> ast.Module:
-    """Return the syntax tree of a user's file. Raises PlanError if the file is unreadable or not valid
-    Python.
+    """Return the syntax tree of a user's file.
 
-    ``what``: what error messages call the file.
+    Raises PlanError if the file is unreadable or not valid Python. ``what``: what error messages call the
+    file.
     """
     try:
         with _PARSING:

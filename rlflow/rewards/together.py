@@ -26,8 +26,9 @@ class SideBySide:
             self._runner.close()
 
     def results(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Iterator[Any]:
-        """Run coroutines concurrently, and yield their results in order. A result waits for all earlier
-        results.
+        """Run coroutines concurrently, and yield their results in order.
+
+        A result waits for all earlier results.
         """
         self._runner = self._runner or asyncio.Runner()
         loop = self._runner.get_loop()

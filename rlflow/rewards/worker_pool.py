@@ -149,11 +149,11 @@ class WorkerProcess:
             self._events.unregister(self._requests)
 
     def receive(self, seconds: float, place: int = frames.WHOLE) -> Any:
-        """Return the process's next reply to the last request. It must be the reply for the row at index
-        ``place``.
+        """Return the process's next reply to the last request.
 
-        By default, the reply must be for the complete request. Raises RewardLate after ``seconds``. Raises
-        Died if the process has ended, or if the reply is invalid or for another row.
+        It must be the reply for the row at index ``place``. By default, the reply must be for the complete
+        request. Raises RewardLate after ``seconds``. Raises Died if the process has ended, or if the reply is
+        invalid or for another row.
         """
         until = Deadline(seconds, self._clock)
         try:

@@ -49,8 +49,9 @@ class System:
         return {"iterations": flags["iterations"]}
 
     def chain(self) -> float:
-        """Run the chain and return its seconds. Raises RuntimeError if the number of executed stages is
-        wrong.
+        """Run the chain and return its seconds.
+
+        Raises RuntimeError if the number of executed stages is wrong.
         """
         outcome = self.roles.prepared.executor.run(self.roles.plan, self.roles.take())
         spans = [span for span in outcome.spans if span.node.startswith("step")]

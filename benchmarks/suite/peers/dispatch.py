@@ -1,8 +1,7 @@
-"""Calls of rlflow to a pool of workers. A stage reads nine columns (one int64, eight float32) and produces
-one.
+"""Calls of rlflow to a pool of workers.
 
-verl's driver holds the columns and gets the result. rlflow stores columns on workers, so there are four
-cases:
+A stage reads nine columns (one int64, eight float32) and produces one. verl's driver holds the columns and
+gets the result. rlflow stores columns on workers, so there are four cases:
 
 - ``stays``: a call inside a graph: each rank already has its rows, and the result stays on the ranks.
 - ``moves``: a pool with half as many ranks has the inputs: every rank fetches rows; the result stays on the ranks.
@@ -166,8 +165,9 @@ def touched(started: Roles, batch: Batch, workers: int) -> Call:
 
 
 def returned(started: Roles, batch: Batch, workers: int) -> Call:
-    """Return a function that calls a pool of workers without models. The driver has the columns and gets the
-    result.
+    """Return a function that calls a pool of workers without models.
+
+    The driver has the columns and gets the result.
     """
 
     class Echo:

@@ -1,5 +1,6 @@
-"""Plain Ray calls without a payload. Each stage calls every actor, then waits for all of them with one
-`ray.get`.
+"""Plain Ray calls without a payload.
+
+Each stage calls every actor, then waits for all of them with one `ray.get`.
 """
 
 import time

@@ -1,9 +1,9 @@
-"""Calls of verl's RayWorkerGroup with DP_COMPUTE_PROTO. The driver splits a DataProto over the workers and
-gets the result.
+"""Calls of verl's RayWorkerGroup with DP_COMPUTE_PROTO.
 
-The called method reads nine columns (one int64, eight float32) and returns one. verl is installed without its
-dependencies, which would install the CUDA build of torch and packages that verl's controller does not need.
-REQUIRES lists the packages that the controller imports.
+The driver splits a DataProto over the workers and gets the result. The called method reads nine columns (one
+int64, eight float32) and returns one. verl is installed without its dependencies, which would install the
+CUDA build of torch and packages that verl's controller does not need. REQUIRES lists the packages that the
+controller imports.
 """
 
 import time

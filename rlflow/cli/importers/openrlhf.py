@@ -214,8 +214,9 @@ def read(text: str, name: str) -> dict[str, Any]:
 
 
 def _flags(words: Sequence[str], name: str) -> Iterator[tuple[str, Any]]:
-    """Yield (flag, value) for each flag. A flag without a value has the value True; several values are a
-    list.
+    """Yield (flag, value) for each flag.
+
+    A flag without a value has the value True; several values are a list.
     """
     flags: list[tuple[str, list[Any]]] = []
     for word in words:

@@ -120,8 +120,9 @@ def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence
 
 
 def _alike(names: Sequence[str], folders: Mapping[str, Path | None]) -> None:
-    """Raise PlanError if the roles in ``names`` have different tokenizers. ``folders``: the roles' model
-    folders.
+    """Raise PlanError if the roles in ``names`` have different tokenizers.
+
+    ``folders``: the roles' model folders.
     """
     known = {name: _digest(folder) for name in names if (folder := folders.get(name)) is not None}
     if len(set(known.values())) > 1:

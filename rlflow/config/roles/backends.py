@@ -12,10 +12,10 @@ from rlflow.errors import PlanError
 
 
 def backend(name: str) -> Any:
-    """Import a backend and return its module. ``name``: a backend that comes with rlflow, or a dotted module
-    name.
+    """Import a backend and return its module.
 
-    Raises PlanError if the module does not exist.
+    ``name``: a backend that comes with rlflow, or a dotted module name. Raises PlanError if the module does
+    not exist.
     """
     module = module_name(name)
     try:
@@ -61,7 +61,8 @@ def device_of(name: str) -> str:
 
 
 def device_in(name: str) -> str:
-    """Return the device that a run would use, like ``device_of``. Accepts "cuda" even if there is no GPU
-    here.
+    """Return the device that a run would use, like ``device_of``.
+
+    Accepts "cuda" even if there is no GPU here.
     """
     return name if name == "cuda" else device_of(name)

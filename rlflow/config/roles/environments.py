@@ -74,8 +74,9 @@ def by_role(specs: Specs, graph: Graph) -> dict[str, EnvironmentSpec]:
 
 
 class Environments:
-    """The environments of a run's roles. Each environment has its own processes, which start with the first
-    episodes.
+    """The environments of a run's roles.
+
+    Each environment has its own processes, which start with the first episodes.
     """
 
     def __init__(self, specs: Specs, graph: Graph, options: Options) -> None:

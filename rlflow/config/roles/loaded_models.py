@@ -19,8 +19,9 @@ LoadedModels = Callable[[str, str, Any], None]
 
 
 def needed(role: BoundRole) -> Sides:
-    """Return all sides that a role needs. This is the default for a run in one process, which makes all of
-    them.
+    """Return all sides that a role needs.
+
+    This is the default for a run in one process, which makes all of them.
     """
     return role.needs
 

@@ -68,16 +68,18 @@ class Evidence:
         ) or [""]
 
     def scores(self, name: str, reward: str) -> Series:
-        """Return a metric of a reward role's scores, as (iteration, value) pairs. ``reward``: a name from
-        ``rewards``.
+        """Return a metric of a reward role's scores, as (iteration, value) pairs.
+
+        ``reward``: a name from ``rewards``.
         """
         return self.of(
             next((figure for figure in self._figures((Of.SCORES, name)) if figure.part == reward), None)
         )
 
     def means(self, reward: str) -> Series:
-        """Return a reward role's mean score, as (iteration, value) pairs. ``reward``: a name from
-        ``rewards``.
+        """Return a reward role's mean score, as (iteration, value) pairs.
+
+        ``reward``: a name from ``rewards``.
         """
         means = (figure for figure in self._figures((Of.REWARD, "mean")) if not figure.part)
         return self.of(next((figure for figure in means if reward in ("", figure.role)), None))

@@ -1,5 +1,6 @@
-"""Turn falsified claims into findings. The proof that a run makes before its first iteration records these
-claims.
+"""Turn falsified claims into findings.
+
+The proof that a run makes before its first iteration records these claims.
 """
 
 from __future__ import annotations

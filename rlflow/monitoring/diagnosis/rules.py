@@ -1,10 +1,9 @@
-"""The rules of `rlflow explain`, in the order of their findings. A rule is a set of conditions on a run's
-measures.
+"""The rules of `rlflow explain`, in the order of their findings.
 
-A cause comes before its effects. For example, a sampler with outdated weights also lowers entropy, rewards
-and clipping. An alarm means that the training data are not what they seem, or that nothing is learned. Advice
-concerns a setting. Every threshold names its source. "seed 0" means the runs of `python benchmarks/stalls.py`
-with that seed; these runs are not used to test the rules.
+A rule is a set of conditions on a run's measures. A cause comes before its effects. For example, a sampler
+with outdated weights also lowers entropy, rewards and clipping. An alarm means that the training data are not
+what they seem, or that nothing is learned. Advice concerns a setting. Every threshold names its source. "seed
+0" means the runs of `python benchmarks/stalls.py` with that seed; these runs are not used to test the rules.
 """
 
 from __future__ import annotations

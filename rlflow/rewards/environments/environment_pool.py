@@ -110,10 +110,10 @@ class EnvironmentPool(WorkerPool["_Calls"]):
     def open(
         self, rows: Sequence[Mapping[str, Any]], seeds: Sequence[int]
     ) -> tuple[list[Episode], list[Answer]]:
-        """Start an episode for each row. ``rows``: each row's columns, by name. ``seeds``: each row's random
-        seed.
+        """Start an episode for each row.
 
-        Returns (episodes, answers). An episode's answer is its first message, or a Failure.
+        ``rows``: each row's columns, by name. ``seeds``: each row's random seed. Returns (episodes, answers).
+        An episode's answer is its first message, or a Failure.
         """
         self._start(min(self.processes, max(len(rows), 1)))
         count = min(self.processes, max(len(rows), 1))
@@ -150,8 +150,9 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         )
 
     def end(self, episodes: Sequence[Episode]) -> list[Answer]:
-        """End episodes, and return the answer or Failure of each. An answer has a score if the environment
-        gives one.
+        """End episodes, and return the answer or Failure of each.
+
+        An answer has a score if the environment gives one.
         """
         if not self.spec.source.ends:
             for episode in episodes:

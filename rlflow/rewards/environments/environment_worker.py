@@ -102,8 +102,9 @@ class EnvironmentWorker(RequestWorker):
             return failed(error)
 
     def _failed(self, number: int) -> Any:
-        """Drop the failed episode ``number`` and close its environment. Returns an awaitable if ``close`` is
-        async.
+        """Drop the failed episode ``number`` and close its environment.
+
+        Returns an awaitable if ``close`` is async.
         """
         episode = self._episodes.pop(number, None)
         with contextlib.suppress(Exception):  # only the episode's own failure is reported
@@ -158,10 +159,9 @@ class EnvironmentWorker(RequestWorker):
     def _used(
         self, episode: Any, calls: Sequence[tuple[str, Mapping[str, Any]]]
     ) -> list[str] | Awaitable[list[str]]:
-        """Call an episode's tools, and return their results as text, in order. Returns an awaitable if a tool
-        is async.
+        """Call an episode's tools, and return their results as text, in order.
 
-        ``calls``: (tool name, arguments) of each call.
+        Returns an awaitable if a tool is async. ``calls``: (tool name, arguments) of each call.
         """
         return (
             self._used_later(episode, calls)
@@ -170,10 +170,10 @@ class EnvironmentWorker(RequestWorker):
         )
 
     def _ended(self, episode: Any) -> Any:
-        """End an episode: call ``score``, then ``close``. Returns the score, or None if the class has no
-        ``score``.
+        """End an episode: call ``score``, then ``close``.
 
-        For async methods, returns an awaitable for the score.
+        Returns the score, or None if the class has no ``score``. For async methods, returns an awaitable for
+        the score.
         """
         if self._later:
             return _ended_later(episode)

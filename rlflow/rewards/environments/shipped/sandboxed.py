@@ -31,12 +31,11 @@ class Ended(NamedTuple):
 
 
 def ended(code: str, folder: str, megabytes: int, seconds: float, stdin: str = "") -> Ended:
-    """Run code in a sandboxed process whose working folder is ``folder``. The code may read the folder's
-    files.
+    """Run code in a sandboxed process whose working folder is ``folder``.
 
-    Returns the output and how the process ended. ``megabytes``: memory limit. ``seconds``: time after which
-    the process is killed. ``stdin``: text for standard input. Raises OSError if the process cannot be
-    started, and UnicodeEncodeError for texts with lone surrogates.
+    The code may read the folder's files. Returns the output and how the process ended. ``megabytes``: memory
+    limit. ``seconds``: time after which the process is killed. ``stdin``: text for standard input. Raises
+    OSError if the process cannot be started, and UnicodeEncodeError for texts with lone surrogates.
     """
     with (
         tempfile.NamedTemporaryFile(dir=Path(folder).parent) as source,

@@ -60,8 +60,9 @@ def corpus_of(file: Path) -> Corpus:
 
 
 class Search:
-    """Answers the model's searches. The run's rewards, such as `task`, score the text between the answer
-    tags.
+    """Answers the model's searches.
+
+    The run's rewards, such as `task`, score the text between the answer tags.
     """
 
     def __init__(
