@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
+MESSAGE = 2000  # most characters of another process's error in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +142,35 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class RemoteFailure:
-    """The record of an error that another process raised."""
+    """The record of an error that another process raised. Prints in one line, with place, hint and callers."""
 
     type: str  # the name of the exception's class
     text: str
     # the last lines of the user's own files in the traceback; the line that raised comes first
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # notes for a full traceback, such as the traceback in the other process
+    place: str = ""  # path:line of the user's line that raised; without one, of the line that raised
+    hint: str = ""  # the flag that allows what the sandbox refused
+
+    @property
+    def message(self) -> str:
+        """The error without its place, for a message that prints ``lines`` below."""
+        return f"{self.type}: {self.text}"
+
+    def add_notes_to(self, error: BaseException) -> None:
+        """Add the notes to an error of this process, so that its traceback prints them."""
+        for note in self.notes:
+            error.add_note(note)
 
     def __str__(self) -> str:
-        return f"{self.type}: {self.text}"
+        place = f"{self.place}: " if self.place else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        callers = f"; called by {', '.join(self.lines[1:])}" if self.lines[1:] else ""
+        return f"{place}{self.message}"[:MESSAGE] + hint + callers
+
+
+# Why a row has no score, or why an episode failed: a sentence, or the record of an error.
+Reason = str | RemoteFailure
 
 
 class RemoteError(Exception):
@@ -163,8 +183,8 @@ class RemoteError(Exception):
     def __init__(self, text: str, failure: RemoteFailure | None = None) -> None:
         super().__init__(text)
         self.failure = failure
-        for note in failure.notes if failure is not None else ():
-            self.add_note(note)
+        if failure is not None:
+            failure.add_notes_to(self)
 
     @property
     def lines(self) -> tuple[str, ...]:

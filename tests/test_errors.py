@@ -1,14 +1,17 @@
 """Error messages: all parts of a message, and no text that could control a terminal."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
 from rlflow.errors import (
+    MESSAGE,
     FlowError,
     Place,
     PlanError,
     Problem,
+    RemoteFailure,
     RunHeld,
     StageError,
     listed,
@@ -51,6 +54,22 @@ def test_an_error_prints_all_its_problems_and_is_hashable():
 def test_a_plan_error_is_made_in_one_line():
     error = PlanError.of("flag", "no such flag", found="--x", remedy="remove it")
     assert error.problems == (Problem("flag", "no such flag", found="--x", remedy="remove it"),)
+
+
+def test_a_record_of_another_process_prints_in_one_line():
+    record = RemoteFailure(
+        "KeyError", "'x'", ("r.py:2, in f: d[x]", "r.py:9, in g: f()", "r.py:12, in h: g()")
+    )
+    assert record.message == "KeyError: 'x'"
+    assert str(record) == "KeyError: 'x'; called by r.py:9, in g: f(), r.py:12, in h: g()"
+    assert str(replace(record, lines=(), place="/r.py:2", hint="--flag")) == "/r.py:2: KeyError: 'x' (--flag)"
+    assert len(str(replace(record, lines=(), text="x" * 10**6))) == MESSAGE
+
+
+def test_a_record_gives_its_notes_to_an_error():
+    error = ValueError("here")
+    RemoteFailure("KeyError", "'x'", notes=("of the user", "in a worker")).add_notes_to(error)
+    assert error.__notes__ == ["of the user", "in a worker"]
 
 
 def test_a_place_is_relative_if_that_is_shorter(tmp_path):

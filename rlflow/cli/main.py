@@ -97,7 +97,7 @@ def job(context: typer.Context, file: File) -> None:
     """Print the job file or command that starts this run on a cluster: --for slurm, skypilot, kuberay or ray.
 
     Takes the flags of `run`, and --job.nodes, --job.accelerators, --job.cpus, --job.image, --job.time,
-    --job.keep PLACE and --job.secret VARIABLE. Starts nothing.
+    --job.keep PLACE, and the name of a variable by --job.secret. Starts nothing.
     """
     from rlflow.cli.job import print_job
 

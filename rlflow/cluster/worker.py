@@ -40,6 +40,7 @@ from rlflow.config.roles.bound import BoundRole, Sides, bind_roles
 from rlflow.config.roles.environments import Environments
 from rlflow.config.roles.loaded_models import make_models
 from rlflow.config.roles.rewards import ModelScore, RewardNames, Rewards
+from rlflow.errors import Reason
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import CallOptions
 from rlflow.execution.local_engine import LocalEngine
@@ -460,8 +461,8 @@ class Worker:
         """Return metrics of the model parts that were offloaded and loaded since the last call."""
         return self.engine.offloads.moved()
 
-    def reasons(self) -> dict[Cause, str]:
-        """Return cause → message of the first row without a score for this cause."""
+    def reasons(self) -> dict[Cause, Reason]:
+        """Return the first reason for each cause of missing scores."""
         return {**self.rewards.reasons(), **self.environments.reasons()}
 
     def close(self) -> None:

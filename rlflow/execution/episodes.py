@@ -479,8 +479,8 @@ def _score(row: _Row) -> float:
 
 
 def _transcript(row: _Row) -> str:
-    """Return the episode as JSON, with all messages of each turn."""
-    failed = {"failed": f"{row.failure.cause}: {row.failure.message}"} if row.failure else {}
+    """Return the episode as JSON: all messages of each turn."""
+    failed = {"failed": f"{row.failure.cause}: {row.failure.reason}"} if row.failure else {}
     return json.dumps(
         {**({"reset": row.opening} if row.opening else {}), "turns": row.turns, **failed}, ensure_ascii=False
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, RemoteFailure, SkipIteration, Stopped
 
+UNPRINTABLE = "<exception str() failed>"  # as in Python's own tracebacks
 LAST = 3  # most lines that a message names; those nearest to the error are chosen
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
@@ -53,11 +54,19 @@ class RaisedElsewhere(Exception):
         super().__init__(failure)
         self.failure = failure
 
+    def __str__(self) -> str:
+        return self.failure.message
 
-def failure_of(error: BaseException) -> RemoteFailure:
-    """Return the record of an exception: its user lines, and its full traceback as a note."""
+
+def failure_of(error: BaseException, hint: str = "") -> RemoteFailure:
+    """Return the record of an exception: the user's lines in its traceback, and notes with the full
+    traceback. ``hint``: a hint for the record."""
+    try:
+        text = str(error)
+    except Exception:  # a user's class may raise here
+        text = UNPRINTABLE
     notes = (*getattr(error, "__notes__", ()), in_worker(error))
-    return RemoteFailure(type(error).__name__, str(error), own_lines(error), notes)
+    return RemoteFailure(type(error).__name__, text, own_lines(error), notes, own_place(error), hint)
 
 
 def portable(error: Exception) -> Exception:

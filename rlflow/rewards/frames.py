@@ -1,29 +1,68 @@
 """Encode messages between a pool and its worker processes.
 
-A frame is the length in four bytes, then the message as msgpack. Pickle is never used.
+A message has plain values, and records of errors. Pickle is never used.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from dataclasses import astuple, replace
 from typing import Any
 
 import msgpack
 
+from rlflow.errors import RemoteFailure
+
 LIMIT = 1 << 20  # most bytes of a reply, so that user code cannot fill the pool's memory
 WHOLE = -1  # the place in a reply that concerns the complete request instead of a row
+# Bounds of a record, so that its message stays within LIMIT.
+TEXT = 1 << 14  # most characters of each text
+NOTES = 8  # most notes; the last ones are sent
+_FAILURE = 1  # msgpack's code for a record
 _LENGTH = struct.Struct("<I")
 
 
 def packed(message: Any) -> bytes:
-    """Encode a message of plain values as a frame. Lone surrogates in text are preserved."""
-    body: bytes = msgpack.packb(message, unicode_errors="surrogatepass")
+    """Return a message as a frame.
+
+    Lone surrogates in text are preserved.
+    """
+    body = _encoded(message)
     return _LENGTH.pack(len(body)) + body
 
 
 def unpacked(body: bytes) -> Any:
-    """Decode the body of a frame. Raises ValueError if the body is not msgpack."""
-    return msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass")
+    """Return the message in a frame's body. Raises ValueError if the body is not a message."""
+    return _decoded(body, _record)
+
+
+def _encoded(value: Any) -> bytes:
+    body: bytes = msgpack.packb(value, unicode_errors="surrogatepass", default=_extension)
+    return body
+
+
+def _decoded(body: bytes, extension: Callable[[int, bytes], Any]) -> Any:
+    return msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=extension)
+
+
+def _extension(value: object) -> msgpack.ExtType:
+    """Return a record for msgpack, with its texts cut to the bounds."""
+    if not isinstance(value, RemoteFailure):
+        raise TypeError(f"a message contains {type(value).__name__}")
+    parts = astuple(replace(value, notes=value.notes[-NOTES:]))
+    cut = [part[:TEXT] if isinstance(part, str) else [text[:TEXT] for text in part] for part in parts]
+    return msgpack.ExtType(_FAILURE, _encoded(cut))
+
+
+def _record(code: int, body: bytes) -> RemoteFailure:
+    # A record has no other records: a nested one is left as msgpack's own type, and matches nothing.
+    match _decoded(body, msgpack.ExtType):
+        case [str(kind), str(text), [*lines], [*notes], str(place), str(hint)] if code == _FAILURE and all(
+            isinstance(each, str) for each in (*lines, *notes)
+        ):
+            return RemoteFailure(kind, text, tuple(lines), tuple(notes), place, hint)
+    raise ValueError("a message contains an invalid record of an error")
 
 
 def reply(number: int, place: int, body: Any) -> list[Any]:

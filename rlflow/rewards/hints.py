@@ -19,11 +19,8 @@ VARIABLE = "rewards can read only the environment variables given by --reward-en
 
 
 def hint(error: BaseException) -> str:
-    """Return a hint to append to the error's text; empty if the sandbox did not cause the error."""
-    for cause in causes(error):
-        if remark := _remark(cause):
-            return f" ({remark})"
-    return ""
+    """Return a hint for the error's record; empty if the sandbox did not cause the error."""
+    return next(filter(None, map(_remark, causes(error))), "")
 
 
 def _remark(error: BaseException) -> str:

@@ -75,7 +75,7 @@ class RemoteReward:
         if self._client.closed:
             raise RuntimeError("the remote reward is closed")
         verdicts = [verdict for future in call.futures for verdict in future.result()]
-        missing = [verdict for verdict in verdicts if isinstance(verdict, list)]
+        missing: list[Any] = [verdict for verdict in verdicts if isinstance(verdict, list)]
         return Results(
             [NAN if isinstance(verdict, list) else verdict for verdict in verdicts],
             Counter(cause for cause, _ in missing),

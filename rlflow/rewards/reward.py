@@ -14,7 +14,7 @@ from rlflow.author.columns import MODEL_PROMPT, SOURCE, Kind, Level, field_colum
 from rlflow.author.words import column_meant
 from rlflow.data.json_fields import names_of
 from rlflow.data.scorer import Judged, ScorerSpec
-from rlflow.errors import Place, PlanError, listed, nearest
+from rlflow.errors import Place, PlanError, Reason, listed, nearest
 from rlflow.extras import require
 from rlflow.processes.sandbox import probe
 from rlflow.rewards import plain, text
@@ -42,7 +42,7 @@ class Scores:
 
     values: Tensor  # float [rows]; NaN if the score is missing
     missing: Mapping[str, int] = field(default_factory=dict)  # cause → number of missing scores
-    first: Mapping[str, str] = field(default_factory=dict)  # cause → message of the first missing score
+    first: Mapping[str, Reason] = field(default_factory=dict)  # cause → reason of the first missing score
     # Key → further numbers of each row; NaN if a row has none.
     others: Mapping[str, Tensor] = field(default_factory=dict)
 

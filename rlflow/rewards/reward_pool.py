@@ -28,7 +28,7 @@ from rlflow.errors import PlanError
 from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.forms import FORMS
 from rlflow.rewards.scorers import BUILT_IN
-from rlflow.rewards.values import KEY, LONGEST, NAN, OTHERS, STEP, Results
+from rlflow.rewards.values import KEY, LONGEST, NAN, OTHERS, STEP, Results, missing
 from rlflow.rewards.worker_pool import (
     GRACE,
     START,
@@ -79,8 +79,7 @@ class _Call:
     def put(self, row: int, reply: Any) -> None:
         """Store the result of a row.
 
-        ``reply``: a score; a dictionary with the score, and with further numbers, an answer, or both; or
-        (cause, message) for a missing score.
+        ``reply``: a number; a dictionary with the score and further numbers or an answer; or (cause, reason).
         """
         with self.lock:
             if isinstance(reply, dict):
@@ -92,9 +91,9 @@ class _Call:
             if isinstance(reply, float):
                 self.results.values[row] = reply
             else:
-                cause, message = reply
+                cause, reason = reply
                 self.results.missing[cause] += 1
-                self.results.first.setdefault(cause, message)
+                self.results.first.setdefault(cause, reason)
             self.left -= 1
             if not self.left:
                 self.done.set()
@@ -337,10 +336,11 @@ def _is_together(scorer: ScorerSpec) -> bool:
 
 
 def _verdict(reply: Any, built_in: bool) -> Any:
-    """Validate a worker's reply about a row: a score, or [cause, message].
+    """Return a reply if it is valid: a score, or (cause, reason).
 
-    A score is a finite number. A built-in score outside 0 to 1 is converted to (cause, message). Raises Died
-    for any other reply, since no scorer sends one.
+    A score is a finite number; for built-in scorers it is from 0 to 1. If a built-in score is outside that
+    range, returns (cause, reason) instead. Raises Died for any other reply, since a scorer cannot have sent
+    it.
     """
     score = reply["score"] if isinstance(reply, dict) and _with_more(reply, built_in) else reply
     if isinstance(score, float) and math.isfinite(score):
@@ -349,8 +349,8 @@ def _verdict(reply: Any, built_in: bool) -> Any:
             if not built_in or 0 <= score <= 1
             else ("type", f"the scorer returned {score:g}, not a number from 0 to 1")
         )
-    if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
-        return reply
+    if (reason := missing(reply, CAUSES)) is not None:
+        return reason
     raise Died("the process sent a reply that is not a score")
 
 

@@ -114,7 +114,7 @@ class RequestWorker:
         try:
             self.load(request["key"], request["load"])
         except BaseException as error:  # a user's file may raise anything, SystemExit included
-            return {"failed": values.message(error), "line": line_of(error, request["file"])}
+            return {"failed": values.failure(error), "line": line_of(error, request["file"])}
         return {"loaded": request["key"]}
 
     def _reply(self, message: Any) -> None:

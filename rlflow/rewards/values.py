@@ -12,16 +12,16 @@ import numbers
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlflow.processes.user_frames import failure_of, own_lines, own_place, whole
+from rlflow.errors import Reason, RemoteFailure
+from rlflow.processes.user_frames import failure_of, whole
 from rlflow.rewards.hints import hint
 
 STEP = 0.05  # seconds between two checks of a waiting call; shorter waits do not count
 NAN = float("nan")
-MESSAGE = 2000  # most characters of an error in a message
 SCORE = "score"  # the key of the score in a returned dictionary
 # The key of the answer extracted from the response in a returned dictionary, as in verl.
 ANSWER = "pred"
@@ -47,7 +47,7 @@ class Results:
 
     values: list[float]  # one score for each row, in order; NaN if it is missing
     missing: Counter[str] = field(default_factory=Counter)  # cause → number of missing scores
-    first: dict[str, str] = field(default_factory=dict)  # cause → message of the first missing score
+    first: dict[str, Reason] = field(default_factory=dict)  # cause → reason of the first missing score
     # Key → a further number of each row; NaN if a row has none.
     others: dict[str, list[float]] = field(default_factory=dict)
     # Row → the answer that the scorer extracted from the response, if it returned one.
@@ -127,33 +127,29 @@ def _instead(value: Any) -> str:
     return ": define the function with async def" if inspect.iscoroutine(value) else ""
 
 
-def raised(error: BaseException) -> list[str]:
-    """Return ["raised", message] for a row whose reward function raised.
+def failure(error: BaseException) -> RemoteFailure:
+    """Return the record of an error, with a hint if the sandbox caused it."""
+    return failure_of(error, hint(error))
+
+
+def raised(error: BaseException) -> list[Any]:
+    """Return [cause, record] for a row whose function raised.
 
     The message is the error's text and place, shortened. The full traceback is printed once for each line
     that raises; the run folder keeps what rewards print.
     """
-    place = own_place(error) if own_lines(error) else ""
-    if place and place not in _PRINTED:
-        _PRINTED.add(place)
-        with contextlib.suppress(Exception):  # the error's text may raise, or the stream may be closed
+    record = failure(error)
+    if record.lines and record.place not in _PRINTED:
+        _PRINTED.add(record.place)
+        with contextlib.suppress(Exception):  # the stream may be closed
             print(whole(error), file=sys.stderr, end="", flush=True)
-    return ["raised", message(error)]
+    return ["raised", record]
 
 
-def message(error: BaseException) -> str:
-    """Return the error's text and the place where it was raised, shortened to MESSAGE characters."""
-    origin = own_place(error)
-    place = f"{origin}: " if origin else ""
-    try:
-        failure = failure_of(error)
-        return f"{place}{failure}"[:MESSAGE] + hint(error) + _callers(failure.lines)
-    except Exception:  # the error's text may raise
-        return f"{place}{type(error).__name__}"
-
-
-def _callers(lines: Sequence[str]) -> str:
-    """Return "; called by …" with the lines of user files that led to the raising line, the nearest caller
-    first.
-    """
-    return f"; called by {', '.join(lines[1:])}" if lines[1:] else ""
+def missing(reply: Any, causes: Collection[str]) -> tuple[str, Reason] | None:
+    """Return (cause, reason) from a worker's reply, if it is such a pair with one of ``causes``; else
+    None."""
+    match reply:
+        case [str(cause), str() | RemoteFailure() as reason] if cause in causes:
+            return cause, reason
+    return None

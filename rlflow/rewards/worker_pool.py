@@ -252,13 +252,16 @@ class Load:
     name: str  # name of the object in messages
 
     def cannot(self, reply: Mapping[str, Any]) -> PlanError:
-        """Return the error to raise if a worker replied that it could not load this object."""
-        return PlanError.of(
+        """Return the error for this object from a worker's reply that it could not be loaded."""
+        failure, line = reply["failed"], reply["line"]
+        error = PlanError.of(
             self.rule,
-            f"the {self.name} cannot be loaded: {reply['failed']}",
-            place=Place(self.file, reply["line"]) if self.file else None,
+            f"the {self.name} cannot be loaded: {failure}",
+            place=Place(self.file, line) if self.file else None,
             remedy="make sure that the file can be run by itself: python FILE",
         )
+        failure.add_notes_to(error)
+        return error
 
 
 class WorkerPool(Generic[Job]):

@@ -12,7 +12,8 @@ from rlflow.author.figures import Cause
 from rlflow.compiler.plan import Plan
 from rlflow.config.options import Options
 from rlflow.data.prompts import Prompts
-from rlflow.execution.engine import Engine
+from rlflow.errors import Reason
+from rlflow.execution.engine import Asking, Engine
 from rlflow.execution.executor import Executor
 from rlflow.execution.follow_ups import Asking
 from rlflow.execution.lookahead import Ahead
@@ -45,8 +46,8 @@ class Runtime:
     plan: Plan
     engine: Engine
     queues: Queues
-    # returns the first message of each cause of missing scores
-    reasons: Callable[[], Mapping[Cause, str]]
+    # returns the first reason for each cause of missing scores
+    reasons: Callable[[], Mapping[Cause, Reason]]
     close: Callable[[], object]  # stops everything that was started for this runtime
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
     workers: Workers | None = None  # the workers of pools, for recovery; None in one process
@@ -66,8 +67,8 @@ class RunContext:
     # role that the run may change → the small files of its model folder
     files: Mapping[str, Mapping[str, bytes]]
     inputs: Dependencies | None  # dependencies besides settings and plan; None if no judge was given
-    # returns the first message of each cause of missing scores
-    reasons: Callable[[], Mapping[Cause, str]]
+    # returns the first reason for each cause of missing scores
+    reasons: Callable[[], Mapping[Cause, Reason]]
     stop: Callable[[], None]  # stops everything that was started, except the watchdog
     watchdog: Watchdog
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0

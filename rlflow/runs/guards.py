@@ -27,7 +27,7 @@ from rlflow.data.faults import Fault, refused, spoken
 from rlflow.data.mixed import prompts_of
 from rlflow.data.pairs import check_pairs, equal_pairs, told
 from rlflow.data.prompts import Prompts
-from rlflow.errors import StageError, listed
+from rlflow.errors import Reason, RemoteFailure, StageError, listed
 from rlflow.execution.engine import Engine
 from rlflow.execution.summary import IterationSummary
 from rlflow.training.metrics import MERGE_ROUNDING
@@ -36,10 +36,10 @@ from rlflow.training.metrics import MERGE_ROUNDING
 class Guard:
     """Decides after each iteration whether the run must stop.
 
-    ``reasons`` returns the first message of each cause of missing rewards.
+    ``reasons`` returns the first reason for each cause of missing rewards.
     """
 
-    def __init__(self, options: Options, reasons: Callable[[], Mapping[Cause, str]]) -> None:
+    def __init__(self, options: Options, reasons: Callable[[], Mapping[Cause, Reason]]) -> None:
         self.options, self.reasons = options, reasons
         self.bad = 0  # number of iterations in a row in which some update took no step
         self._merged: set[str] = set()  # updates with a warning about merged adapters
@@ -76,10 +76,10 @@ class Guard:
         causes = [cause for cause, count in counts.items() if count and cause not in self._known]
         if not causes or _rate(figures) > self.options.max_missing:  # the error that ends the run names them
             return
-        messages = self.reasons()
+        reasons = self.reasons()
         for cause in causes:
             self._known.add(cause)
-            message = " ".join(messages.get(cause, "").split())[:LONGEST]
+            message = " ".join(str(reasons.get(cause, "")).split())[:LONGEST]
             traceback = "; rewards.txt has the full traceback" if cause.name == RAISED else ""
             yield (
                 f"{counts[cause]} rewards are missing, and their rows are skipped: {cause}: {message} (later "
@@ -111,19 +111,23 @@ class Guard:
         if rate <= self.options.max_missing:
             return
         reasons = self.reasons()
-        causes = "; ".join(f"{cause}: {message}" for cause, message in reasons.items())
+        causes = "; ".join(f"{cause}: {reason}" for cause, reason in reasons.items())
         traceback = (
             ". The full traceback is in rewards.txt in the run's folder"
             if any(cause.name == RAISED for cause in reasons)
             else ""
         )
-        raise StageError(
+        error = StageError(
             "reward",
             iteration,
             summary.scored,
             f"{rate:.0%} of the rewards are missing, expected at most "
             f"{self.options.max_missing:.0%} (--max-missing). {causes or 'the scores are NaN'}{traceback}",
         )
+        for reason in reasons.values():
+            if isinstance(reason, RemoteFailure):
+                reason.add_notes_to(error)
+        raise error
 
 
 def _of_gradient(column: str, largest: float) -> str:

@@ -33,6 +33,7 @@ from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_in, numbers
 from rlflow.config.roles.bound import model_uses
 from rlflow.data.scorer import DataShape, Judged
+from rlflow.errors import Reason
 from rlflow.execution.lookahead import Ahead
 from rlflow.execution.queues import Queues
 from rlflow.extras import VERSION
@@ -227,10 +228,10 @@ def transfer(
     return WeightTransfer(role, pools[source], pools[target], options.weights, options.verify_every)
 
 
-def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[Cause, str]:
-    """Return the first message of each cause of missing scores, collected from all ranks."""
-    messages: dict[Cause, str] = {}
+def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[Cause, Reason]:
+    """Return the first reason for each cause of missing scores, collected from all ranks."""
+    first: dict[Cause, Reason] = {}
     for pool in pools.values():
         for each in pool.call(Worker.reasons, seconds=60.0, group="control").result():
-            messages |= {cause: message for cause, message in each.items() if cause not in messages}
-    return messages
+            first = each | first
+    return first

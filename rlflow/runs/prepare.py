@@ -53,8 +53,8 @@ from rlflow.config.roles.tool_prompts import encoder_with_tools, with_tools, wit
 from rlflow.data.dataset import Dataset
 from rlflow.data.ends import NONE, Variables, ends_of
 from rlflow.data.prompts import Prompts
-from rlflow.errors import FlowError, PlanError, Problem, listed
-from rlflow.execution.engine import Scorer
+from rlflow.errors import FlowError, PlanError, Problem, Reason, listed
+from rlflow.execution.engine import LocalEngine, Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.local_engine import LocalEngine
 from rlflow.execution.offload_manager import OffloadManager
@@ -431,7 +431,7 @@ def _assemble(
         environments.close()
         runtime.close()
 
-    def reasons() -> dict[Cause, str]:
+    def reasons() -> dict[Cause, Reason]:
         return {**runtime.reasons(), **environments.reasons()}
 
     executor = Executor(runtime.engine, runtime.queues, outages.clock, services.away)

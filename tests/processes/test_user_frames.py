@@ -78,13 +78,25 @@ def test_an_error_of_a_worker_keeps_lines_notes_and_traceback(call, says):
     error = raised(call)
     error.add_note("of the user")
     arrived = pickle.loads(pickle.dumps(portable(error)))
-    translated = pickle.loads(pickle.dumps(RemoteError(f"{arrived.failure} (rank 1)", arrived.failure)))
+    translated = pickle.loads(pickle.dumps(RemoteError(f"{arrived} (rank 1)", arrived.failure)))
     assert str(arrived).startswith(says)
-    assert (translated.failure, str(translated)) == (failure_of(error), f"{failure_of(error)} (rank 1)")
+    assert (translated.failure, str(translated)) == (failure_of(error), f"{arrived} (rank 1)")
     assert translated.lines == own_lines(error) != ()
     assert translated.__notes__[0] == "of the user"
     assert "in a worker:" in whole(translated)
     assert f'File "{__file__}"' in whole(translated)
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def test_a_record_has_the_place_and_a_text_even_if_the_error_has_none(tmp_path):
+    library = function(tmp_path / "uses.py", LIBRARY, "library")
+    record = failure_of(raised(library), "a hint")
+    assert (record.place, record.hint) == (f"{tmp_path}/uses.py:3", "a hint")
+    assert failure_of(Unprintable()).message == "Unprintable: <exception str() failed>"
 
 
 def test_errors_and_records_of_rlflow_cross_unchanged():

@@ -76,13 +76,13 @@ def scored(pool, file, *completions, function="judge"):
 
 
 def inspect_process(pool, file, what):
-    text = scored(pool, file, what, function="see").first["raised"]
-    assert "LookupError: " in text, text
-    return json.loads(text.partition("LookupError: ")[2])
+    seen = scored(pool, file, what, function="see").first["raised"]
+    assert seen.type == "LookupError", seen
+    return json.loads(seen.text)
 
 
 def why(pool, file, what):
-    return scored(pool, file, what).first["raised"]
+    return str(scored(pool, file, what).first["raised"])
 
 
 def test_a_reward_sees_only_allowed_environment_keys(file, monkeypatch):
@@ -164,7 +164,7 @@ def test_a_reward_that_uses_too_much_memory_loses_its_row(file):
     with RewardPool(1, Confinement(memory=1 << 30)) as pool:
         scores = scored(pool, file, "beside", "grow", "beside")
     assert scores.values[[0, 2]].tolist() == [1, 1]
-    assert "MemoryError" in scores.first["raised"]
+    assert "MemoryError" in str(scores.first["raised"])
 
 
 def test_a_reward_leaves_no_core_dump_and_gains_no_rights(pool, file):
@@ -177,7 +177,7 @@ def test_a_reward_leaves_no_core_dump_and_gains_no_rights(pool, file):
 def seen_status(pool, file):
     (reward,) = bind([parse_reward(f"{file}:see")], pool)
     first = reward.score(Batch.of(completion=["rights"])).first["raised"]
-    return first.partition("LookupError: ")[2].encode().decode("unicode_escape")
+    return first.text.encode().decode("unicode_escape")
 
 
 # -- replies

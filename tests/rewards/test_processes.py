@@ -81,8 +81,8 @@ def test_a_row_without_a_number_is_missing_and_never_0(pool, hostile, action, ca
     assert math.isnan(scores.values[1])
     assert scores.values[[0, 2, 3]].tolist() == [1, 2, 3]
     assert scores.missing == {cause: 1}
-    assert says in scores.first[cause]
-    assert len(scores.first[cause]) < 5000
+    assert says in str(scores.first[cause])
+    assert len(str(scores.first[cause])) < 5000
 
 
 @pytest.mark.parametrize("action", ["hang", "hold", "stop"])
@@ -236,8 +236,10 @@ def test_text_of_every_kind_arrives_unchanged(pool, hostile):
 )
 def test_a_file_that_does_not_load_is_the_users_error(pool, tmp_path, source, says):
     (tmp_path / "r.py").write_text(source)
-    with pytest.raises(PlanError, match=says):
+    with pytest.raises(PlanError, match=says) as caught:
         scores_of(pool, str(tmp_path / "r.py"), "1", function="f")
+    tracebacks = [note for note in getattr(caught.value, "__notes__", ()) if "Traceback" in note]
+    assert len(tracebacks) == ("cannot be loaded" in str(caught.value))
 
 
 def test_an_edit_during_the_run_changes_nothing(tmp_path):

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.rewards import reward_pool
+from rlflow.rewards import hints, reward_pool
 from rlflow.rewards.reward import held
-from rlflow.rewards.values import KEY, LARGEST, OTHERS, number, verdict
+from rlflow.rewards.values import KEY, LARGEST, OTHERS, missing, number, raised, verdict
 
 ANYTHING = st.one_of(
     st.none(),
@@ -26,7 +26,8 @@ ANYTHING = st.one_of(
 @given(st.dictionaries(st.text() | st.integers() | st.just("score"), ANYTHING))
 def test_a_dictionary_gives_its_score_and_other_finite_numbers(returned):
     found = verdict(returned)
-    assert reward_pool._verdict(found, built_in=False) == found
+    accepted = reward_pool._verdict(found, built_in=False)
+    assert (list(accepted) if isinstance(accepted, tuple) else accepted) == found
     if isinstance(found, list):
         assert found == verdict(returned["score"]) if "score" in returned else found[0] == "type"
         return
@@ -54,6 +55,20 @@ def test_a_dictionary_without_a_score_is_missing(returned, cause, says):
     found, message = verdict(returned)
     assert found == cause
     assert re.search(says, message)
+
+
+def test_a_raised_error_is_a_record_that_the_pool_accepts(capfd):
+    def fails():
+        open("data.txt")  # noqa: SIM115 - a relative path, in the private folder of a worker
+
+    with pytest.raises(FileNotFoundError) as caught:
+        fails()
+    cause, record = raised(caught.value)
+    assert (cause, record.type, record.hint) == ("raised", "FileNotFoundError", hints.FOLDER)
+    assert record.place.startswith(f"{__file__}:")
+    assert "Traceback" in capfd.readouterr().err
+    assert reward_pool._verdict([cause, record], built_in=False) == (cause, record)
+    assert missing([cause, record], ("died",)) is missing([cause, b"text"], ("raised",)) is None
 
 
 @pytest.mark.parametrize(
@@ -93,7 +108,7 @@ def test_a_number_beyond_float32_is_missing_with_that_cause(returned):
     cause, message = verdict(returned)
     assert cause == "overflow"
     assert "too large for float32" in message
-    assert reward_pool._verdict([cause, message], built_in=False) == [cause, message]
+    assert reward_pool._verdict([cause, message], built_in=False) == (cause, message)
 
 
 def test_the_largest_float32_numbers_are_scores():

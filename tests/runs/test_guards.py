@@ -4,7 +4,7 @@ import pytest
 
 from rlflow.author.figures import Cause, Figure, Of
 from rlflow.config.options import Options
-from rlflow.errors import StageError
+from rlflow.errors import RemoteFailure, StageError
 from rlflow.execution.summary import IterationSummary
 from rlflow.runs.guards import Guard, loss_warnings
 
@@ -72,6 +72,16 @@ def test_only_scores_count_missing_rewards():
     )
     with pytest.raises(StageError, match=r"75% of the rewards are missing.*f/raised: no.*rewards.txt"):
         guard.check(1, rate(0.75), IterationSummary())
+
+
+def test_the_error_of_missing_rewards_keeps_the_traceback_of_the_reward():
+    record = RemoteFailure(
+        "KeyError", "'x'", notes=("in a worker:\nTraceback",), place="/r.py:2", hint="--flag"
+    )
+    guard = Guard(Options(max_missing=0.5), lambda: {Cause("raised", "f"): record})
+    with pytest.raises(StageError, match=r"f/raised: /r\.py:2: KeyError: 'x' \(--flag\)") as caught:
+        guard.check(0, rate(0.75), IterationSummary())
+    assert caught.value.__notes__ == ["in a worker:\nTraceback"]
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
         if isinstance(cause, RaisedElsewhere)
         else RemoteFailure(type(cause).__name__, str(cause))
     )
-    return RemoteError(f"{failure} ({at})", failure)
+    return RemoteError(f"{failure.message} ({at})", failure)
 
 
 class Pool(Generic[W]):

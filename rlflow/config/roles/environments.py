@@ -10,7 +10,7 @@ from rlflow.compiler.graph.model import Graph, Op
 from rlflow.compiler.trace.compile import used_nodes
 from rlflow.config.options import Options
 from rlflow.data.json_fields import Wanted
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, Reason
 from rlflow.processes.clients import outages
 from rlflow.rewards.confinement import Confinement
 from rlflow.rewards.environments.environment_pool import EnvironmentPool
@@ -88,11 +88,9 @@ class Environments:
             for role, spec in by_role(specs, graph).items()
         }
 
-    def reasons(self) -> dict[Cause, str]:
-        """The first error message for each cause of failed episodes."""
-        return {
-            Cause(cause): message for pool in self.pools.values() for cause, message in pool.failures.items()
-        }
+    def reasons(self) -> dict[Cause, Reason]:
+        """Return the first reason for each cause of failed episodes."""
+        return {Cause(cause): why for pool in self.pools.values() for cause, why in pool.failures.items()}
 
     def on_output(self, on_output: OnOutput) -> None:
         """Call ``on_output`` with everything that environments print from now on.

@@ -26,7 +26,7 @@ from rlflow.config.roles.judging import HeldOutJudge, check_judge, no_judge
 from rlflow.data.data_spec import parse_sources
 from rlflow.data.json_fields import Wanted
 from rlflow.data.scorer import Judged
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, Reason
 from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, merged
 from rlflow.processes.clients import outages
@@ -101,7 +101,7 @@ class Weighted:
     dtype: torch.dtype
     functions: list[Reward]
     models: list[ModelReward | EpisodeReward] = field(default_factory=list)
-    reasons: dict[Cause, str] = field(default_factory=dict)
+    reasons: dict[Cause, Reason] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
         """Return each row's weighted sum of scores, and metrics."""
@@ -142,7 +142,7 @@ class Weighted:
 
         ``several``: whether the role has other rewards. If so, the metrics include this reward's own mean.
         """
-        self.reasons.update({Cause(cause, reward): message for cause, message in scores.first.items()})
+        self.reasons.update({Cause(cause, reward): reason for cause, reason in scores.first.items()})
         metrics: dict[Label, PartialMetric] = {
             Figure(Of.MISSING, cause, part=reward): PartialMetric.sum(count)
             for cause, count in scores.missing.items()
@@ -181,9 +181,9 @@ class BySource:
         return total, merged(metrics)
 
     @property
-    def reasons(self) -> dict[Cause, str]:
-        """The first error message for each cause of missing scores."""
-        return {cause: message for each in self.sums.values() for cause, message in each.reasons.items()}
+    def reasons(self) -> dict[Cause, Reason]:
+        """The first reason for each cause of missing scores."""
+        return {cause: reason for each in self.sums.values() for cause, reason in each.reasons.items()}
 
 
 @dataclass
@@ -414,9 +414,9 @@ class Rewards:
         self._bound.append(self._by_source((spec for spec in specs if spec.judges_text), models))
         return self._bound[-1]
 
-    def reasons(self) -> dict[Cause, str]:
-        """The first error message for each cause of missing scores."""
-        return {cause: message for scorer in self._bound for cause, message in scorer.reasons.items()}
+    def reasons(self) -> dict[Cause, Reason]:
+        """Return the first reason for each cause of missing scores."""
+        return {cause: reason for scorer in self._bound for cause, reason in scorer.reasons.items()}
 
     def judge(self) -> HeldOutJudge | None:
         """Return the judge of answers to held-out prompts; None if a data source has no judge.

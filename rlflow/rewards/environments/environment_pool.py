@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rlflow.author.messages import CHANGES, is_messages
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, Reason
 from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.environments.environment_spec import EnvironmentSpec
-from rlflow.rewards.values import LARGEST, NOT_HELD
+from rlflow.rewards.values import LARGEST, NOT_HELD, missing
 from rlflow.rewards.worker_pool import (
     GRACE,
     START,
@@ -48,7 +48,7 @@ class Failure(NamedTuple):
     # raised; type (an invalid answer); overflow (a number too large for float32); timeout; died; diverged (a
     # replay gave other answers); lost (the process ended and the environment does not allow replays)
     cause: str
-    message: str
+    reason: Reason
 
     @staticmethod
     def of_sum(score: float) -> Failure | None:
@@ -101,7 +101,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         self.spec = spec
         self.load = Load("", spec.packed, spec.path, False, "env-load", f"environment {spec.name}")
         self.processes = spec.bounds.parallel or max(2, os.cpu_count() or 1)
-        self.failures: dict[str, str] = {}  # cause → message of the first failure
+        self.failures: dict[str, Reason] = {}  # cause → reason of the first failure
         self.failed: Counter[str] = Counter()  # cause → number of failed episodes
         self._numbers = itertools.count()
         # the slots that run episodes; ``Episode.slot`` is an index of this list
@@ -183,7 +183,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
     def _count(self, failure: Failure) -> None:
         with self.lock:
             self.failed[failure.cause] += 1
-            self.failures.setdefault(failure.cause, failure.message)
+            self.failures.setdefault(failure.cause, failure.reason)
 
     def _start(self, count: int) -> None:
         with self.lock:
@@ -365,7 +365,7 @@ class _EnvironmentSlot(Slot[_Calls]):
             again, culprit = self._fed([(episode, call) for call in episode.calls], False)
             if culprit is not None:
                 episode.failure = Failure(
-                    "diverged", f"in a replay it did not answer as before: {culprit.message}"
+                    "diverged", f"in a replay it did not answer as before: {culprit.reason}"
                 )
             elif again != episode.answers:
                 where = next(
@@ -384,12 +384,9 @@ class _EnvironmentSlot(Slot[_Calls]):
 
 
 def _answer(reply: Any, call: Sequence[Any]) -> Answer:
-    """Return a process's reply to a call if it is a valid answer or failure.
-
-    Raises Died for any other reply.
-    """
-    if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
-        return Failure(*reply)
+    """Return the reply if an environment can have sent it. Raises Died for any other reply."""
+    if (reason := missing(reply, CAUSES)) is not None:
+        return Failure(*reason)
     if isinstance(reply, dict) and _sound(reply, call):
         return reply
     raise Died("the process sent a reply that is not a valid environment answer")
@@ -425,7 +422,7 @@ def _stopped(stopped: Died | RewardLate, seconds: float) -> Failure:
 
 
 def _short(answer: Any) -> str:
-    text = repr(answer.message if isinstance(answer, Failure) else answer.get("says", answer))
+    text = repr(str(answer.reason) if isinstance(answer, Failure) else answer.get("says", answer))
     return text if len(text) <= 80 else text[:79] + "…"
 
 

@@ -252,8 +252,8 @@ def shown(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False)
 
 
-def failed(error: BaseException) -> list[str]:
-    """Return [cause, message] for a call that raised."""
+def failed(error: BaseException) -> list[Any]:
+    """Return [cause, reason] for a call that raised."""
     return [error.cause, str(error)] if isinstance(error, Refused) else values.raised(error)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from rlflow.author.figures import Cause
-from rlflow.errors import Place
+from rlflow.errors import Place, Reason
 from rlflow.runs.proof.claims import Claim, judged
 from rlflow.runs.proof.dry_run import DryRuns, RepeatedScores, Scoring
 
@@ -18,12 +18,12 @@ CLOSE = 1e-3  # tolerance of a score, relative to the spread of all scores: rewa
 
 
 def reward_claims(
-    stage: DryRuns, reasons: Callable[[], Mapping[Cause, str]], scoring: Scoring | None
+    stage: DryRuns, reasons: Callable[[], Mapping[Cause, Reason]], scoring: Scoring | None
 ) -> Iterator[Claim]:
     """Yield a claim for each reward call of a dry run. Each call is made three times.
 
-    ``scoring``: gives the scores that the dry run's updates learn from; if None, the rewards give these
-    scores. ``reasons``: returns, for each cause of missing scores, the first message.
+    Each reward is called three times. ``scoring``: the scores for the updates of the dry run; None: the
+    rewards' scores. ``reasons``: returns the first reason for each cause of missing scores.
     """
     for rows in stage.dry_run_once(scoring, asks=True).judged:
         call = stage.plan.graph.by_name.get(rows.node)
@@ -31,15 +31,15 @@ def reward_claims(
 
 
 def of_rows(
-    rows: RepeatedScores, place: Place | None = None, reasons: Mapping[Cause, str] | None = None
+    rows: RepeatedScores, place: Place | None = None, reasons: Mapping[Cause, Reason] | None = None
 ) -> Claim:
     """Return the claim that the scores in ``rows`` do not change when the rows are shuffled.
 
-    The claim is falsified, for example, if a reward function scores several rows in one call and returns the
-    scores in the wrong order. ``reasons``: for each cause of missing scores, the first message.
+    It can be falsified because a function that scores several rows in one call may return the scores in the
+    wrong order. ``reasons``: the first reason for each cause of missing scores.
     """
     count, known = len(rows.once), rows.once[~rows.once.isnan()]
-    causes = "".join(f"; {cause}: {' '.join(message.split())}" for cause, message in (reasons or {}).items())
+    causes = "".join(f"; {cause}: {' '.join(str(why).split())}" for cause, why in (reasons or {}).items())
     missing = f"; {count - len(known)} have no score{causes}" if len(known) < count else ""
     if count and not len(known):
         return Claim(

@@ -123,7 +123,7 @@ def test_a_failure_affects_one_episode_only(patient, entry, cause, says):
     assert [answer["says"] for answer in first] == ["a|7", "b|8", "c|9"]
     second = pool.step(episodes, ["d", "e", "f"])
     assert causes(second) == ["", cause, ""]
-    assert says in second[1].message
+    assert says in str(second[1].reason)
     assert [second[0]["says"], second[2]["says"]] == ["d|7", "f|9"]
     assert pool.failures.keys() == {cause}
     assert pool.failed[cause] == 1
@@ -143,7 +143,7 @@ def test_an_episode_that_replays_differently_fails(pooled):
     assert causes(pool.step(episodes[1:], ["c"])) == ["died"]
     answer = pool.step(episodes[:1], ["d"])[0]
     assert causes([answer]) == ["diverged"]
-    assert "in a replay, answer 1 differed" in answer.message
+    assert "in a replay, answer 1 differed" in answer.reason
 
 
 def test_an_episode_without_replay_is_lost_with_its_process(pooled):

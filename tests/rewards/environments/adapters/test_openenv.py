@@ -41,7 +41,7 @@ def test_sessions_of_a_server_are_episodes(url):
         assert [answer["says"] for answer in opened] == ["Guess."] * 3
         assert [answer["says"] for answer in first[:2]] == [" more. ", " less. "]
         assert isinstance(first[2], Failure)
-        assert "ServerError: step: no number" in first[2].message
+        assert "ServerError: step: no number" in str(first[2].reason)
         assert [(answer["reward"], answer["done"]) for answer in last] == [(1.0, True)] * 2
         assert pool.end(episodes[:2]) == [{}, {}]
 
@@ -51,8 +51,8 @@ def test_without_a_network_the_episode_fails_with_a_remedy(url):
     with closing(EnvironmentPool(parse_environment(f"openenv:{url}", {"parallel": "1"}))) as pool:
         _, (answer,) = pool.open([{"prompt": "?"}], [0])
     assert isinstance(answer, Failure)
-    assert "cannot be reached" in answer.message
-    assert "--reward-network true" in answer.message
+    assert "cannot be reached" in str(answer.reason)
+    assert "--reward-network true" in str(answer.reason)
 
 
 def hinting(socket):

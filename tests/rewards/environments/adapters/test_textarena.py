@@ -59,4 +59,4 @@ def test_textarena_works_in_the_sandbox_and_by_messages():
     ) as games:
         _, (answer,) = games.open([{}], [0])
     assert isinstance(answer, Failure)
-    assert "TextArena does not have a game 'GuessTheNumbr-v0'" in answer.message
+    assert "TextArena does not have a game 'GuessTheNumbr-v0'" in str(answer.reason)
