@@ -13,7 +13,7 @@ from rlflow.compiler.plan import Plan
 from rlflow.config.options import Options
 from rlflow.data.prompts import Prompts
 from rlflow.errors import Reason
-from rlflow.execution.engine import Asking, Engine
+from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor
 from rlflow.execution.follow_ups import Asking
 from rlflow.execution.lookahead import Ahead

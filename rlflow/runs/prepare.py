@@ -54,7 +54,7 @@ from rlflow.data.dataset import Dataset
 from rlflow.data.ends import NONE, Variables, ends_of
 from rlflow.data.prompts import Prompts
 from rlflow.errors import FlowError, PlanError, Problem, Reason, listed
-from rlflow.execution.engine import LocalEngine, Scorer
+from rlflow.execution.engine import Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.local_engine import LocalEngine
 from rlflow.execution.offload_manager import OffloadManager
