@@ -16,11 +16,11 @@ from rlflow.cli.check import check_names, read_config, roles_of, settings, trace
 from rlflow.compiler.byte_sizes import MemoryItem
 from rlflow.compiler.graph.diff import diff, same_shape
 from rlflow.compiler.graph.draw import FORMATS
-from rlflow.compiler.graph.model import SIDES
+from rlflow.compiler.graph.model import SIDES, used_nodes
 from rlflow.compiler.passes.queues import queue_words
 from rlflow.compiler.preview.explanation import Explanation, devices
 from rlflow.compiler.preview.sizes import LETTERS
-from rlflow.compiler.trace.compile import TraceOptions, compile_flow, used_nodes
+from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.config.flags import RunConfig, read_flags
 from rlflow.errors import PlanError, nearest
 from rlflow.monitoring.tables import output, plain

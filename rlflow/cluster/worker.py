@@ -30,9 +30,9 @@ from rlflow.cluster.setup import Setup
 from rlflow.cluster.sharding.shard_store import ShardStore
 from rlflow.cluster.weights.endpoints import End, end_of
 from rlflow.cluster.weights.same_ranks import SameRankTransfer, movable
+from rlflow.compiler.graph.model import used_nodes
 from rlflow.compiler.placement import reward_pools
 from rlflow.compiler.residency_schedule import Parts, computing, copying, learning, syncing
-from rlflow.compiler.trace.compile import used_nodes
 from rlflow.config.options import Options
 from rlflow.config.roles.asking import asking
 from rlflow.config.roles.backends import device_of

@@ -21,8 +21,8 @@ from rlflow.author.scope import AskWay, symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source_lines import call_place, definition_place
 from rlflow.author.stage import Stage
-from rlflow.compiler.trace import rules
-from rlflow.compiler.trace.tracer import LEFT_BEHIND
+from rlflow.compiler.trace import column_rules, repeat_rules, rules
+from rlflow.compiler.trace.row_tracer import LEFT_BEHIND
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import RowAccount
 from rlflow.execution.apply import apply_stage, failing
@@ -144,10 +144,12 @@ def check_columns(
     problems = []
     for parameter in signature.columns:
         if parameter.name not in batch and not parameter.optional:
-            problems.append(rules.missing(what, parameter.name, list(batch.data), place, definition, ()))
+            problems.append(
+                column_rules.missing(what, parameter.name, list(batch.data), place, definition, ())
+            )
         elif parameter.name in batch and not fits(batch.columns[parameter.name], parameter.kind):
             problems.append(
-                rules.wrong_kind(what, parameter, batch.columns[parameter.name], place, definition)
+                column_rules.wrong_kind(what, parameter, batch.columns[parameter.name], place, definition)
             )
     FlowError.refuse(problems)
 
@@ -206,15 +208,19 @@ def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
     """
     names = gives or tuple(batch.data)
     FlowError.refuse(
-        rules.gives_prompt(what, name, call_place(), None) for name in names if name in rules.OF_THE_DATA
+        column_rules.gives_prompt(what, name, call_place(), None)
+        for name in names
+        if name in column_rules.OF_THE_DATA
     )
     FlowError.refuse(
-        rules.gives_run(what, name, call_place(), None) for name in names if name in rules.OF_THE_RUN
+        column_rules.gives_run(what, name, call_place(), None)
+        for name in names
+        if name in column_rules.OF_THE_RUN
     )
     if gives is None:
         return batch
     if len(gives) != len(batch.data) or len(set(gives)) != len(gives):
-        raise FlowError(rules.gives_count(what, gives, batch.data, call_place(), None))
+        raise FlowError(column_rules.gives_count(what, gives, batch.data, call_place(), None))
     return batch.rename(**dict(zip(batch.data, gives, strict=True)))
 
 
@@ -341,9 +347,9 @@ class Session:
             finally:
                 self.within = False
             if not isinstance(result, Batch):
-                raise FlowError(rules.body_result(name, result, place, definition_place(body)))
+                raise FlowError(repeat_rules.body_result(name, result, place, definition_place(body)))
             if "keep" not in result and result.axis.grouped:
-                raise FlowError(rules.no_keep(name, list(result.data), place, definition_place(body)))
+                raise FlowError(repeat_rules.no_keep(name, list(result.data), place, definition_place(body)))
             return result
 
         counted = RepeatNames(f"repeat.{name}", name)

@@ -34,9 +34,7 @@ from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
 from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import PartialMetric, PartialMetrics
 from rlflow.rewards.environments.environment_pool import EnvironmentPool
-from rlflow.training.protocols import (
-    Sampling,
-)
+from rlflow.training.protocols import Sampling
 
 Metrics = dict[Figure, float]
 

@@ -12,7 +12,7 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data, group_column, ramp
 from rlflow.author.columns import Kind, Level
 from rlflow.author.node_options import ChooseOptions
-from rlflow.compiler.trace.rules import joined_kinds
+from rlflow.compiler.trace.column_rules import joined_kinds
 from rlflow.errors import FlowError
 
 

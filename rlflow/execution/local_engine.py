@@ -28,13 +28,7 @@ from rlflow.execution.role_model import Model
 from rlflow.execution.tally import PartialMetric, PartialMetrics, known
 from rlflow.training.chunks import chunked
 from rlflow.training.loss_rows import WITH_GROUP, broken_columns, group_of, mask_counts, with_groups
-from rlflow.training.protocols import (
-    ForwardsAhead,
-    GivesChunks,
-    Sampling,
-    ScoresTokens,
-    as_long,
-)
+from rlflow.training.protocols import ForwardsAhead, GivesChunks, Sampling, ScoresTokens, as_long
 
 
 @dataclass

@@ -17,11 +17,7 @@ from rlflow.author.node_options import (
 )
 from rlflow.compiler.graph.model import Column, Node, Op
 from rlflow.errors import SkipIteration
-from rlflow.execution.account import (
-    PlacedRows,
-    placer_of,
-    source_of,
-)
+from rlflow.execution.account import PlacedRows, placer_of, source_of
 from rlflow.execution.computed import sampling_of, with_numbers
 from rlflow.execution.engine import CallOptions
 from rlflow.execution.repeat import RepeatNames, repeat_groups

@@ -8,10 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from rlflow.training.protocols import (
-    Generator,
-    Trainer,
-)
+from rlflow.training.protocols import Generator, Trainer
 
 
 @dataclass

@@ -8,9 +8,8 @@ from typing import Any
 
 from rlflow.author.batch import Batch
 from rlflow.author.node_options import GenerateOptions
-from rlflow.compiler.graph.model import Graph, Op
+from rlflow.compiler.graph.model import Graph, Op, all_nodes
 from rlflow.compiler.plan import Plan
-from rlflow.compiler.trace.compile import all_nodes
 from rlflow.compiler.trace.evaluation import RESPONSES
 from rlflow.config.flags import NULL
 from rlflow.config.options import Options

@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 from rlflow.author.figures import SECONDS, SPEED, Figure, Of
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
-from rlflow.compiler.graph.model import Graph, Op
+from rlflow.compiler.graph.model import Graph, Op, all_nodes
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.spans import flat
-from rlflow.compiler.trace.compile import all_nodes
 from rlflow.errors import PlanError, RemoteError, SkipIteration, Stopped
 from rlflow.execution.account import RowAccount
 from rlflow.execution.engine import Engine

@@ -27,8 +27,7 @@ from pathlib import Path
 
 from rlflow.author.figures import Figure, Of
 from rlflow.checkpoints.logs import Growing, objects
-from rlflow.compiler.graph.model import Graph, Node, Op
-from rlflow.compiler.trace.compile import all_nodes
+from rlflow.compiler.graph.model import Graph, Node, Op, all_nodes
 from rlflow.execution.account import Count, End, RowAccount, RowOutcome, sampler_of
 
 # steps of the funnel that are measured with the health metrics of the iteration

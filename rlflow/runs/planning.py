@@ -18,7 +18,7 @@ from typing import Any
 
 from rlflow.compiler.check.staleness import stale_problems
 from rlflow.compiler.graph.ancestry import chosen_from
-from rlflow.compiler.graph.model import SIDES, Graph, Op
+from rlflow.compiler.graph.model import SIDES, Graph, Op, used_nodes
 from rlflow.compiler.passes import plan
 from rlflow.compiler.passes.share import share
 from rlflow.compiler.placement import THREADS, Parallel, Placement, Pools, place
@@ -33,8 +33,8 @@ from rlflow.compiler.preview.fits import (
     unused_pools,
 )
 from rlflow.compiler.preview.sizes import Assumed, Sizes
-from rlflow.compiler.trace.compile import Program, used_nodes
-from rlflow.compiler.trace.rules import chosen_prompts
+from rlflow.compiler.trace.compile import Program
+from rlflow.compiler.trace.repeat_rules import chosen_prompts
 from rlflow.config.flags import NULL, RunConfig, pool_flag_problems
 from rlflow.config.inputs import within_memory
 from rlflow.config.options import Options

@@ -25,11 +25,11 @@ from rlflow.checkpoints.model_files import small_files
 from rlflow.compiler.check.checker import check
 from rlflow.compiler.check.staleness import stale_problems
 from rlflow.compiler.graph.ancestry import expected_rows
-from rlflow.compiler.graph.model import Graph, RoleUse
+from rlflow.compiler.graph.model import Graph, RoleUse, used_nodes
 from rlflow.compiler.graph.wire import identity
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.preview.sizes import Assumed, Sizes
-from rlflow.compiler.trace.compile import Program, TraceOptions, reads_prompt_id, trace, used_nodes
+from rlflow.compiler.trace.compile import Program, TraceOptions, reads_prompt_id, trace
 from rlflow.config.flags import NULL, RunConfig
 from rlflow.config.options import Options
 from rlflow.config.roles import rewards as bound

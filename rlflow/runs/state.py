@@ -13,10 +13,9 @@ from torch import Tensor
 
 from rlflow.checkpoints.role_tensors import PARAMETERS, role_tensors, roles_of, trainer_state
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
-from rlflow.compiler.graph.model import Op
+from rlflow.compiler.graph.model import Op, all_nodes
 from rlflow.compiler.graph.wire import identity
 from rlflow.compiler.residency_schedule import copying
-from rlflow.compiler.trace.compile import all_nodes
 from rlflow.errors import PlanError, StageError, listed
 from rlflow.execution.role_model import RoleModel
 from rlflow.runs.context import RunContext, RunStart

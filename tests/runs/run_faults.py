@@ -248,8 +248,8 @@ def signal_before(owner: Any, name: str, number: int, call: int = 1) -> None:
 
 def nodes(name: str) -> list[str]:
     """Return the nodes of one iteration that run something."""
-    from rlflow.compiler.graph.model import Op
-    from rlflow.compiler.trace.compile import all_nodes, compile_flow
+    from rlflow.compiler.graph.model import Op, all_nodes
+    from rlflow.compiler.trace.compile import compile_flow
 
     flow = load_flow(name)
     graph = compile_flow(flow, dataclasses.replace(flow.parameters.hp, **FLOWS[name][0])).graph

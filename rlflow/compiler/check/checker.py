@@ -16,8 +16,8 @@ from rlflow.author.stage import Stage
 from rlflow.compiler.check.random_draws import draw_problems
 from rlflow.compiler.check.rewarded import reward_problems
 from rlflow.compiler.check.staleness import stale_problems
-from rlflow.compiler.graph.model import Column, Node, Op
-from rlflow.compiler.trace.compile import Program, TraceOptions, TraceResult, all_nodes, trace, used_nodes
+from rlflow.compiler.graph.model import Column, Node, Op, all_nodes, used_nodes
+from rlflow.compiler.trace.compile import Program, TraceOptions, TraceResult, trace
 from rlflow.errors import FlowError, PlanError, Problem
 
 

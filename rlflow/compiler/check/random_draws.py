@@ -19,8 +19,8 @@ from rlflow.author.dispatch import DP_COMPUTE
 from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.compiler.graph.model import Node
-from rlflow.compiler.trace.compile import Program, used_nodes
+from rlflow.compiler.graph.model import Node, used_nodes
+from rlflow.compiler.trace.compile import Program
 from rlflow.errors import Place, Problem
 
 TORCH = (

@@ -12,8 +12,8 @@ from rlflow.author.columns import Level
 from rlflow.author.joint import LossTerm
 from rlflow.author.loss import Loss
 from rlflow.compiler.check.reached import PathStep, Reach, ReachedUpdate
-from rlflow.compiler.graph.model import SETTING, Graph, Node, Op
-from rlflow.compiler.trace.compile import Program, all_nodes
+from rlflow.compiler.graph.model import SETTING, Graph, Node, Op, all_nodes
+from rlflow.compiler.trace.compile import Program
 from rlflow.errors import Place, Problem, listed
 
 # columns that a scoring stage written by the author reads

@@ -319,3 +319,16 @@ def weight_order(nodes: tuple[Node, ...]) -> Iterator[tuple[int, int, str]]:
                 last_write[role] = node.id
             else:
                 read_since.setdefault(role, []).append(node.id)
+
+
+def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
+    """Yield the nodes, including nodes of `repeat` bodies."""
+    for node in nodes:
+        yield node
+        yield from all_nodes(node.body.nodes if node.body else ())
+
+
+def used_nodes(graph: Graph) -> Iterator[Node]:
+    """Yield all nodes of the flow and of its evaluation."""
+    yield from all_nodes(graph.nodes)
+    yield from all_nodes(graph.evaluation.nodes if graph.evaluation else ())

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 from rlflow.author.node_options import UpdateOptions
 from rlflow.compiler.byte_sizes import ModelFootprint
-from rlflow.compiler.graph.model import Column, Graph, Input, Node, Op
+from rlflow.compiler.graph.model import Column, Graph, Input, Node, Op, all_nodes
 from rlflow.compiler.placement import Placement
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.preview.layouts import Layouts, RowLayout, alike, on_one_rank
 from rlflow.compiler.preview.sizes import Sizes
 from rlflow.compiler.preview.transfers import passage, transfer
-from rlflow.compiler.trace.compile import all_nodes
 from rlflow.training.weight_sync.transfer_plan import TransferPlan as Transfer
 
 

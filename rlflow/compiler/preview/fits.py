@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from rlflow.author.node_options import GenerateOptions, RepeatOptions, UpdateOptions
-from rlflow.compiler.graph.model import SIDES, Graph, Node
+from rlflow.compiler.graph.model import SIDES, Graph, Node, used_nodes
 from rlflow.compiler.placement import GENERATORS, REST, Placement
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.preview.sizes import Sizes
-from rlflow.compiler.trace.compile import used_nodes
 from rlflow.errors import Problem, listed
 
 

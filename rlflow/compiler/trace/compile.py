@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlflow.author.columns import PROMPT_ID, Kind, field_column, fits, standard_kind, text
 from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
-from rlflow.author.node_options import GenerateOptions, plain
+from rlflow.author.node_options import plain
 from rlflow.author.scope import entered
 from rlflow.author.stage import Stage
-from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RoleUse, RowAxis, StateSlot
-from rlflow.compiler.trace import rules
+from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RoleUse, RowAxis, StateSlot, all_nodes
+from rlflow.compiler.trace import column_rules, rules
 from rlflow.compiler.trace.arguments import arguments, raised, role_names
 from rlflow.compiler.trace.evaluation import trace_evaluation
+from rlflow.compiler.trace.graph_recorder import Context
+from rlflow.compiler.trace.graph_rules import graph_problems
 from rlflow.compiler.trace.symbols import ColumnSource, SymbolicBatch, SymbolicRole
-from rlflow.compiler.trace.tracer import STATE, Context, Tracer
-from rlflow.errors import FlowError, Place, Problem, listed
+from rlflow.compiler.trace.tracer import STATE, Tracer
+from rlflow.errors import FlowError, Place, Problem
 
 if TYPE_CHECKING:
     from rlflow.rewards.environments.environment_spec import EnvironmentSpec
@@ -162,18 +164,22 @@ def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
     state, data = f"the state of flow '{flow.name}'", f"flow '{flow.name}': its data"
     own = [(state, name) for name in initial] + [(data, name) for name in flow.data]
     tracer.report(
-        *(rules.gives_run(what, name, flow.place, None) for what, name in own if name in rules.OF_THE_RUN)
+        *(
+            column_rules.gives_run(what, name, flow.place, None)
+            for what, name in own
+            if name in column_rules.OF_THE_RUN
+        )
     )
     tracer.report(
         *(
-            rules.table_kind(state, name, STATE, standard_kind(name), flow.place, None)
+            column_rules.table_kind(state, name, STATE, standard_kind(name), flow.place, None)
             for name in initial
-            if standard_kind(name) and name not in rules.OF_THE_RUN
+            if standard_kind(name) and name not in column_rules.OF_THE_RUN
         ),
         *(
-            rules.table_kind(data, name, kind, standard_kind(name), flow.place, None)
+            column_rules.table_kind(data, name, kind, standard_kind(name), flow.place, None)
             for name, kind in flow.data.items()
-            if name not in (*PAIR, *rules.OF_THE_RUN) and not fits(kind, standard_kind(name))
+            if name not in (*PAIR, *column_rules.OF_THE_RUN) and not fits(kind, standard_kind(name))
         ),
     )
     return initial
@@ -296,19 +302,6 @@ def _graph(
     )
 
 
-def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
-    """Yield the nodes, including the nodes in the bodies of repeats."""
-    for node in nodes:
-        yield node
-        yield from all_nodes(node.body.nodes if node.body else ())
-
-
-def used_nodes(graph: Graph) -> Iterator[Node]:
-    """Yield all nodes of the graph and of its evaluation."""
-    yield from all_nodes(graph.nodes)
-    yield from all_nodes(graph.evaluation.nodes if graph.evaluation else ())
-
-
 def role_use(
     name: str,
     nodes: tuple[Node, ...],
@@ -338,114 +331,4 @@ def role_use(
     )
     return RoleUse(
         name, bool(losses), head, any(node.op is Op.GENERATE for node in own_nodes), Op.REWARD in ops
-    )
-
-
-def graph_problems(
-    graph: Graph, tracer: Tracer, place: Place | None, trains: bool = True
-) -> Iterator[Problem]:
-    """Yield the problems that only the complete graph shows. ``trains``: whether the flow must update a role."""
-    yield from rules.replaced_unread(graph, tracer.recorded.replaced)
-    yield from rules.never_read(graph, tracer.functions)
-    calls = [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
-    evaluating = [
-        f"{node.role}.generate"
-        for node in (graph.evaluation.nodes if graph.evaluation else ())
-        if node.op is Op.GENERATE
-    ]
-    yield from rules.environment_roles(graph, tracer.context.environments, used_nodes(graph))
-    yield from rules.no_such_call(tracer.context.sampling, list(dict.fromkeys([*calls, *evaluating])))
-    if trains and not any(node.writes for node in graph.nodes):
-        yield Problem(
-            "nothing-updated",
-            f"flow '{graph.name}' does not update any role",
-            place,
-            found="no update of any role",
-            expected="at least one",
-            remedy="end with actor.update(batch, loss, …)",
-        )
-    yield from _heads(graph, tracer.functions)
-    yield from _truncated(graph, tracer.functions)
-    for use in graph.roles:
-        if not any(node.role == use.name for node in used_nodes(graph)):
-            yield Problem(
-                "role-unused",
-                f"role '{use.name}' is not used at these settings, so it is not loaded",
-                place,
-                found="no method call",
-                expected="a method call, or none",
-                remedy="nothing, if this is intended",
-                severity="note",
-            )
-
-
-def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Yield a problem for each role that needs more than one head."""
-    for use in graph.roles:
-        heads: dict[str, Node] = {}
-        for node in used_nodes(graph):
-            loss = functions.get(node.name)
-            head = {Op.LOGPROBS: "logprobs", Op.GENERATE: "logprobs", Op.VALUES: "values"}.get(node.op)
-            if node.op is Op.UPDATE and isinstance(loss, Loss):
-                head = loss.head
-            if node.role == use.name and head:
-                heads.setdefault(head, node)
-        if len(heads) > 1:
-            last = list(heads.values())[-1]
-            yield Problem(
-                "two-heads",
-                f"role '{use.name}' is used with {len(heads)} heads",
-                last.place,
-                found=listed(heads),
-                expected="one of logprobs, values, scores",
-                remedy="use two roles",
-            )
-
-
-def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Yield a problem for each ratio between truncated and full log-probs, which is biased.
-
-    Log-probs are truncated if top-p, top-k, min_tokens or lengths exclude tokens from sampling.
-    """
-    every = [node for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
-    for part in (graph, *(node.body for node in all_nodes(graph.nodes) if node.body is not None)):
-        for node in part.nodes:
-            givers = {item.parameter: part.nodes[item.column.node] for item in node.inputs}
-            loss = functions.get(node.name)
-            if "sampled_logprobs" not in givers or not (
-                "logprobs" in givers or (isinstance(loss, Loss) and "logprobs" in loss.new)
-            ):
-                continue
-            # otherwise the rows were joined or come from a `repeat`
-            direct = givers["sampled_logprobs"].op is Op.GENERATE
-            cut = next(
-                (one for one in ([givers["sampled_logprobs"]] if direct else every) if _truncates(one)), None
-            )
-            if cut is not None:
-                yield _biased(node, cut)
-
-
-def _biased(node: Node, cut: Node) -> Problem:
-    """Return the problem of a ratio between full log-probs and the log-probs that ``cut`` truncated."""
-    return Problem(
-        "truncated-ratio",
-        f"'{node.name}' compares log-probs with sampled log-probs that {_truncates(cut)} renormalised",
-        node.place,
-        found=f"sampled_logprobs truncated by '{cut.name}' at {cut.place}, logprobs not truncated",
-        expected="top_p=1, top_k=0, min_tokens=0 and no lengths if both are in a ratio",
-        remedy="sample without truncation",
-        severity="warning",
-    )
-
-
-def _truncates(node: Node) -> str:
-    """Return the settings by which a `generate` call excludes tokens from sampling, as text.
-
-    The text is empty if there are no such settings.
-    """
-    settings = node.options(GenerateOptions)
-    return ", ".join(
-        name
-        for name, off in (("top_p", 1), ("top_k", 0), ("min_tokens", 0), ("lengths", ()))
-        if getattr(settings, name) != off
     )

@@ -10,7 +10,7 @@ from rlflow.author.columns import Kind
 from rlflow.author.flow import Flow
 from rlflow.author.scope import entered
 from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RowAxis
-from rlflow.compiler.trace import rules
+from rlflow.compiler.trace import graph_rules
 from rlflow.compiler.trace.arguments import arguments, raised, role_names
 from rlflow.compiler.trace.symbols import RecordedGraph, SymbolicBatch, SymbolicRole
 from rlflow.compiler.trace.tracer import Tracer
@@ -74,8 +74,8 @@ def _traced(
         )
         tracer.report(
             *_evaluation_problems(graph, flow, body, set(tracer.state)),
-            *rules.never_read(graph, tracer.functions),
-            *rules.replaced_unread(graph, tracer.recorded.replaced),
+            *graph_rules.never_read(graph, tracer.functions),
+            *graph_rules.replaced_unread(graph, tracer.recorded.replaced),
         )
     return Graph(
         body.name,

@@ -20,6 +20,7 @@ from rlflow.errors import FlowError, Place, Problem, nearest
 
 if TYPE_CHECKING:
     from rlflow.author.loss import Loss
+    from rlflow.compiler.trace.graph_recorder import GraphRecorder
     from rlflow.compiler.trace.tracer import Tracer
 
 
@@ -171,7 +172,7 @@ class SymbolicBatch(Symbol):
     """A batch while a flow is traced: its row axis, and the node that gives each column."""
 
     def __init__(
-        self, tracer: Tracer, recorded: RecordedGraph, axis: int, sources: Mapping[str, ColumnSource]
+        self, tracer: GraphRecorder, recorded: RecordedGraph, axis: int, sources: Mapping[str, ColumnSource]
     ) -> None:
         self.tracer = tracer
         self.recorded = recorded

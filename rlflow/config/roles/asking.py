@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlflow.author.node_options import AskOptions
-from rlflow.compiler.graph.model import Graph
-from rlflow.compiler.trace.compile import used_nodes
+from rlflow.compiler.graph.model import Graph, used_nodes
 from rlflow.config.flags import RunConfig
 from rlflow.config.roles.bound import Roles
 from rlflow.config.roles.environments import by_role

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from rlflow.author.node_options import GenerateOptions
 from rlflow.author.settings import fields, override
-from rlflow.compiler.graph.model import SIDES, Graph, Op, RoleUse
-from rlflow.compiler.trace.compile import used_nodes
+from rlflow.compiler.graph.model import SIDES, Graph, Op, RoleUse, used_nodes
 from rlflow.config.backend_names import setting_problems, untouched
 from rlflow.config.flags import RoleConfig, RunConfig
 from rlflow.config.folders import model_folder

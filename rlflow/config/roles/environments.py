@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlflow.author.figures import Cause
-from rlflow.compiler.graph.model import Graph, Op
-from rlflow.compiler.trace.compile import used_nodes
+from rlflow.compiler.graph.model import Graph, Op, used_nodes
 from rlflow.config.options import Options
 from rlflow.data.json_fields import Wanted
 from rlflow.errors import PlanError, Reason

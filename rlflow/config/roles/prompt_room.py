@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.author.node_options import GenerateOptions
-from rlflow.compiler.graph.model import Graph, Node, Op
-from rlflow.compiler.trace.compile import used_nodes
+from rlflow.compiler.graph.model import Graph, Node, Op, used_nodes
 from rlflow.config.roles.bound import Roles
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Room

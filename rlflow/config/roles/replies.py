@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rlflow.author.node_options import AskOptions, GenerateOptions
-from rlflow.compiler.graph.model import Graph, Node
-from rlflow.compiler.trace.compile import Program, used_nodes
+from rlflow.compiler.graph.model import Graph, Node, used_nodes
+from rlflow.compiler.trace.compile import Program
 from rlflow.config.roles.environments import Specs, by_role, sampling_roles
 from rlflow.data.chat import QUESTION, ChatTemplate, check_variables
 from rlflow.data.controls import unwritable

@@ -15,11 +15,30 @@ from sources import ROOT
 from rlflow.author.load import load_flow
 from rlflow.cli.new import write_new
 from rlflow.compiler.check.checker import check
-from rlflow.compiler.trace import arguments, compile, evaluation, rules, symbols
+from rlflow.compiler.trace import (
+    arguments,
+    column_rules,
+    environment_rules,
+    evaluation,
+    graph_rules,
+    repeat_rules,
+    rules,
+    symbols,
+)
 from rlflow.errors import FlowError, PlanError, Problem
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FILES = sorted(path.stem for path in FIXTURES.glob("*.py"))
+MODULES = [
+    arguments,
+    column_rules,
+    environment_rules,
+    evaluation,
+    graph_rules,
+    repeat_rules,
+    rules,
+    symbols,
+]
 USUAL = {"nearest": None, "variant": "", "severity": "error"}
 PARTS = ("code", "found", "expected", "remedy", *USUAL)
 
@@ -60,7 +79,7 @@ def test_every_fixture_has_expected_findings():
     assert all(expected(name)["findings"] for name in FILES)
 
 
-@pytest.mark.parametrize("module", [arguments, compile, evaluation, rules, symbols])
+@pytest.mark.parametrize("module", MODULES)
 def test_every_code_of_the_tracer_has_a_fixture(module):
     codes = set(re.findall(r'Problem\(\s*"([a-z-]+)"', inspect.getsource(module)))
     shown = {finding["code"] for name in FILES for finding in expected(name)["findings"]}

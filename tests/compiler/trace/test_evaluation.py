@@ -8,9 +8,10 @@ from rlflow.author.load import load_flow
 from rlflow.compiler.check.checker import check
 from rlflow.compiler.graph import draw
 from rlflow.compiler.graph.diff import diff
+from rlflow.compiler.graph.model import used_nodes
 from rlflow.compiler.graph.wire import identity, pack, unpack
 from rlflow.compiler.passes import plan
-from rlflow.compiler.trace.compile import TraceOptions, compile_flow, used_nodes
+from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 
 FLOWS = TESTS / "runs" / "flows" / "judged.py"
 

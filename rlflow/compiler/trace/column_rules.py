@@ -1,0 +1,291 @@
+"""The rules for the columns that calls read, give and merge, and the problem for each violation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from rlflow.author.columns import CLOCK, PROMPT_ID, TABLE, Kind, Level
+from rlflow.author.methods import EPISODE_GIVES
+from rlflow.author.signature import ColumnParameter
+from rlflow.author.words import COLUMNS, column_meant
+from rlflow.errors import Place, Problem, listed, nearest
+
+
+def missing(
+    what: str,
+    name: str,
+    columns: Sequence[str],
+    place: Place | None,
+    definition: Place | None,
+    settings: Iterable[str],
+) -> Problem:
+    """Return the problem of a call that reads a column that the batch does not have.
+
+    A setting that is written as a positional parameter also counts as such a column."""
+    close = column_meant(name, columns)
+    if name in EPISODE_GIVES:
+        return no_environment(what, name, columns, place, definition)
+    if name in settings and name not in TABLE:
+        return Problem(
+            "positional-setting",
+            f"{what} reads '{name}' as a column, but '{name}' is a setting",
+            place,
+            definition,
+            found=f"the positional parameter '{name}'",
+            expected=f"one of {listed(columns)}",
+            nearest=close,
+            remedy=f"put '{name}' after '*' in the function's parameters and pass it by name: "
+            f"{name}=hp.{name}",
+        )
+    if name not in TABLE and close is None and (here := COLUMNS.get(name)):
+        remedy = f"read '{here}', which is its name in rlflow, and merge the stage that gives it first"
+    # the parameters of a function before its '*' name columns
+    elif name not in TABLE and close is None and definition is not None:
+        remedy = f"merge the stage that gives '{name}' first, or put '{name}' after '*' if it is a setting"
+    else:
+        first = f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)"
+        remedy = f"read '{close}'" if close and name not in TABLE else first
+    return Problem(
+        "missing-column",
+        f"{what} needs column '{name}', but the batch does not have it",
+        place,
+        definition,
+        found=f"columns {listed(columns)}",
+        expected=f"column '{name}'",
+        nearest=close,
+        remedy=remedy,
+    )
+
+
+def no_environment(
+    what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None
+) -> Problem:
+    """Return the problem of reading a column of episodes although the role that samples has no
+    environment."""
+    return Problem(
+        "missing-column",
+        f"{what} needs column '{name}', which exists only with an environment",
+        place,
+        definition,
+        found=f"columns {listed(columns)}",
+        expected="an environment for the role that samples",
+        remedy="--env FILE.py:Class; docs/environments.md explains how to write one",
+    )
+
+
+def reward_missing(
+    what: str,
+    name: str,
+    columns: Sequence[str],
+    place: Place | None,
+    definition: Place | None,
+    fields: Sequence[str] = (),
+) -> Problem:
+    """Return the problem of a reward function that reads a column that the rows do not have.
+
+    All parameters of a reward function name columns, before and after a ``*``.
+    """
+    if name in EPISODE_GIVES:
+        return no_environment(what, name, columns, place, definition)
+    meant = column_meant(name, columns)
+    field = nearest(name, fields)
+    ways = [f"name the parameter '{meant}'" if meant else "give the parameter a default"]
+    ways += [
+        f"--data.answer {name if name != 'answer' else 'FIELD'} if that field of the data is the right answer"
+    ] * (name == "answer" or meant == "answer")
+    ways += [f"map a field of the data: --data.{name} {field or 'FIELD'}"] * (name not in TABLE)
+    return Problem(
+        "missing-column",
+        f"{what} needs column '{name}', but the rows do not have it",
+        place,
+        definition,
+        found=f"columns {listed(columns)}" + (f"; fields of the data {listed(fields)}" if fields else ""),
+        expected=f"column '{name}'" + (", or a field of the data of that name" if fields else ""),
+        nearest=meant or field,
+        remedy="; or ".join(ways),
+    )
+
+
+def optional_absent(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
+    """Return the note that an optional column is absent."""
+    return Problem(
+        "optional-absent",
+        f"{what} runs without its optional column '{name}'",
+        place,
+        definition,
+        found="no such column",
+        expected=f"column '{name}' or none",
+        remedy="nothing, if this is intended",
+        severity="note",
+    )
+
+
+def wrong_kind(
+    what: str, parameter: ColumnParameter, kind: Kind | None, place: Place | None, definition: Place | None
+) -> Problem:
+    """Return the problem of a column that is read as a kind other than its own."""
+    return Problem(
+        "wrong-kind",
+        f"{what} expects another kind of column '{parameter.name}'",
+        place,
+        definition,
+        found=f"{parameter.name}: {kind}",
+        expected=f"{parameter.name}: {parameter.kind}",
+        remedy="change the stage that gives it, or annotate the parameter with the intended kind",
+    )
+
+
+def table_kind(
+    what: str, name: str, kind: Kind | None, table: Kind | None, place: Place | None, definition: Place | None
+) -> Problem:
+    """Return the problem of a standard column that is given with a kind other than its standard kind."""
+    return Problem(
+        "table-kind",
+        f"{what} gives the standard column '{name}' another kind",
+        place,
+        definition,
+        found=f"{name}: {kind}",
+        expected=f"{name}: {table}",
+        remedy="use another name, or the kind of the standard column",
+    )
+
+
+OF_THE_DATA = ("prompt", "prompt_tokens")  # columns that only the data give
+
+
+def gives_prompt(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
+    """Return the problem of a flow that gives a prompt column itself.
+
+    Models would silently still sample from the data's prompts.
+    """
+    return Problem(
+        "gives-prompt",
+        f"{what} gives '{name}', but models sample from the prompts of the data and never read this column",
+        place,
+        definition,
+        found=f"a column '{name}' made by the flow",
+        expected=f"'{name}' from the data, or from ask",
+        remedy='give the column another name, such as "question", and sample from ask(batch, "question")',
+    )
+
+
+OF_THE_RUN = (*CLOCK, PROMPT_ID)  # columns that only the run gives
+
+
+def gives_run(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
+    """Return the problem of a flow that gives a column that only the run may give, such as ``iteration``."""
+    return Problem(
+        "gives-run",
+        f"{what} gives '{name}', but the run adds this column to every batch",
+        place,
+        definition,
+        found=f"a column '{name}' made by the flow",
+        expected=f"'{name}' from the run: {TABLE[name].meaning}",
+        remedy="use another name, or read the run's column",
+    )
+
+
+def own_column(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
+    """Return the note that a column is neither standard nor declared."""
+    close = nearest(name, TABLE)
+    return Problem(
+        "own-column",
+        f"{what} gives column '{name}', which is neither standard nor declared; its kind is taken from the "
+        "first real batch",
+        place,
+        definition,
+        found=name,
+        expected="a standard column, or a declared kind",
+        nearest=close,
+        remedy=f'declare it: gives={{"{name}": row(torch.float32)}}',
+        severity="note",
+    )
+
+
+def gives_count(
+    what: str, names: Sequence[str], columns: Collection[str], place: Place | None, definition: Place | None
+) -> Problem:
+    """Return the problem of a call whose ``gives=`` names more or fewer columns than the stage gives."""
+    return Problem(
+        "gives-count",
+        f"{what} gives {len(columns)} columns, not {len(set(names))}",
+        place,
+        definition,
+        found=f"gives={tuple(names)!r}",
+        expected=f"{len(columns)} names, for {listed(columns)}",
+        remedy="name each column that the stage gives",
+    )
+
+
+def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | None) -> Problem:
+    """Return the problem of merging two batches with unrelated rows."""
+    finding = f"token columns {listed(tokens)}" if tokens else f"columns {listed(columns)} of other rows"
+    return Problem(
+        "row-axes",
+        "the two batches have different rows, so their columns cannot be merged",
+        place,
+        found=finding,
+        expected="columns of the same rows, or row-level columns of the same prompts with one row per prompt",
+        remedy="merge only columns given for these rows; for a baseline per prompt, merge only its scores: "
+        'batch |= reward(greedy, gives="baseline")',
+    )
+
+
+def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -> Problem | None:
+    """Return the problem of joining columns with the same name and different kinds, or None."""
+    known = {
+        (Level.ROW if kind.level is Level.GROUP else kind.level, kind.family)
+        for kind in kinds
+        if kind is not None
+    }
+    if len(known) < 2:
+        return None
+    return Problem(
+        "joined-kinds",
+        f"column '{name}' has several kinds in the batches to join",
+        place,
+        found=listed(str(kind) for kind in kinds),
+        expected="one kind",
+        remedy=f'drop("{name}") from one, or rename it',
+    )
+
+
+def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
+    """Return the problem of a merged column that has no value for some rows, and whose kind has no NaN."""
+    return Problem(
+        "rows-lacking",
+        f"column '{name}' has no value for rows that were not chosen, or for tokens without a follow-up "
+        "prompt",
+        place,
+        found=f"{name}: {kind}",
+        expected="a float column, so that missing values can be NaN",
+        remedy=f'give it as {{"{name}": row(torch.float32)}}',
+    )
+
+
+def state_as_column(what: str, name: str, place: Place | None) -> Problem:
+    """Return the problem of reading state, ``iteration`` or ``progress`` as a column of a batch."""
+    owner = "run" if name in CLOCK else "flow"
+    return Problem(
+        "state-as-column",
+        f"'{name}' is state of the {owner} and not a column, so {what} does not have it",
+        place,
+        found=f"state '{name}'",
+        expected="a parameter of that name",
+        remedy=f"take '{name}' as a parameter of the stage or loss that needs it",
+    )
+
+
+def state_rows(
+    what: str, name: str, kind: Kind | None, state: Kind | None, place: Place | None, definition: Place | None
+) -> Problem:
+    """Return the problem of a stage that gives a state that is not one number."""
+    return Problem(
+        "state-rows",
+        f"{what} gives the state '{name}', but not as one number",
+        place,
+        definition,
+        found=f"{name}: {kind}",
+        expected=f"{name}: {state}",
+        remedy="give one number, with dispatch=RANK0",
+    )

@@ -1,0 +1,186 @@
+"""The rules for a complete graph, and the problem for each violation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rlflow.author.loss import Loss
+from rlflow.author.node_options import GenerateOptions
+from rlflow.author.stage import Stage
+from rlflow.compiler.graph.model import Column, Graph, Node, Op, all_nodes, used_nodes
+from rlflow.compiler.trace import environment_rules
+from rlflow.errors import Place, Problem, listed, nearest
+
+if TYPE_CHECKING:
+    from rlflow.compiler.trace.tracer import Tracer
+
+
+def graph_problems(
+    graph: Graph, tracer: Tracer, place: Place | None, trains: bool = True
+) -> Iterator[Problem]:
+    """Yield problems that can only be found in the complete graph. ``trains``: True if the flow must update a
+    role."""
+    yield from replaced_unread(graph, tracer.recorded.replaced)
+    yield from never_read(graph, tracer.functions)
+    calls = [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
+    evaluating = [
+        f"{node.role}.generate"
+        for node in (graph.evaluation.nodes if graph.evaluation else ())
+        if node.op is Op.GENERATE
+    ]
+    yield from environment_rules.environment_roles(graph, tracer.context.environments, used_nodes(graph))
+    yield from no_such_call(tracer.context.sampling, list(dict.fromkeys([*calls, *evaluating])))
+    if trains and not any(node.writes for node in graph.nodes):
+        yield Problem(
+            "nothing-updated",
+            f"flow '{graph.name}' does not update any role",
+            place,
+            found="no update of any role",
+            expected="at least one",
+            remedy="end with actor.update(batch, loss, …)",
+        )
+    yield from _heads(graph, tracer.functions)
+    yield from _truncated(graph, tracer.functions)
+    for use in graph.roles:
+        if not any(node.role == use.name for node in used_nodes(graph)):
+            yield Problem(
+                "role-unused",
+                f"role '{use.name}' is not used at these settings, so it is not loaded",
+                place,
+                found="no method call",
+                expected="a method call, or none",
+                remedy="nothing, if this is intended",
+                severity="note",
+            )
+
+
+def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
+    """Yield problems of roles that would need more than one head."""
+    for use in graph.roles:
+        heads: dict[str, Node] = {}
+        for node in used_nodes(graph):
+            loss = functions.get(node.name)
+            head = {Op.LOGPROBS: "logprobs", Op.GENERATE: "logprobs", Op.VALUES: "values"}.get(node.op)
+            if node.op is Op.UPDATE and isinstance(loss, Loss):
+                head = loss.head
+            if node.role == use.name and head:
+                heads.setdefault(head, node)
+        if len(heads) > 1:
+            last = list(heads.values())[-1]
+            yield Problem(
+                "two-heads",
+                f"role '{use.name}' is used with {len(heads)} heads",
+                last.place,
+                found=listed(heads),
+                expected="one of logprobs, values, scores",
+                remedy="use two roles",
+            )
+
+
+def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
+    """Yield problems of ratios between truncated and full log-probs, which are biased.
+
+    Log-probs are truncated if top-p, top-k, min_tokens or lengths exclude tokens from sampling.
+    """
+    every = [node for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
+    for part in (graph, *(node.body for node in all_nodes(graph.nodes) if node.body is not None)):
+        for node in part.nodes:
+            givers = {item.parameter: part.nodes[item.column.node] for item in node.inputs}
+            loss = functions.get(node.name)
+            if "sampled_logprobs" not in givers or not (
+                "logprobs" in givers or (isinstance(loss, Loss) and "logprobs" in loss.new)
+            ):
+                continue
+            # otherwise the rows were joined or come from a `repeat`
+            direct = givers["sampled_logprobs"].op is Op.GENERATE
+            cut = next(
+                (one for one in ([givers["sampled_logprobs"]] if direct else every) if _truncates(one)), None
+            )
+            if cut is not None:
+                yield _biased(node, cut)
+
+
+def _biased(node: Node, cut: Node) -> Problem:
+    """Return the problem of a ratio of full log-probs and log-probs that the sampling node ``cut``
+    truncated."""
+    return Problem(
+        "truncated-ratio",
+        f"'{node.name}' compares log-probs with sampled log-probs that {_truncates(cut)} renormalised",
+        node.place,
+        found=f"sampled_logprobs truncated by '{cut.name}' at {cut.place}, logprobs not truncated",
+        expected="top_p=1, top_k=0, min_tokens=0 and no lengths if both are in a ratio",
+        remedy="sample without truncation",
+        severity="warning",
+    )
+
+
+def _truncates(node: Node) -> str:
+    """Return the settings that make a `generate` call sample from a subset of tokens, as text; empty if there
+    are none."""
+    settings = node.options(GenerateOptions)
+    return ", ".join(
+        name
+        for name, off in (("top_p", 1), ("top_k", 0), ("min_tokens", 0), ("lengths", ()))
+        if getattr(settings, name) != off
+    )
+
+
+def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]]) -> Iterator[Problem]:
+    """Yield a problem for each column that was replaced by one of the same name before anything read it."""
+    read = graph.readers().keys() | {item.column for item in graph.results}
+    for column, place in replaced:
+        giver = graph.nodes[column.node]
+        if column not in read and not _read_within(giver, column.name):
+            yield Problem(
+                "replaced-unread",
+                f"column '{column.name}' of '{giver.name}' is replaced before anything reads it",
+                place,
+                giver.place,
+                found=f"a second '{column.name}'",
+                expected="a reader between the two, or only one of them",
+                remedy=f'rename one of them: gives="…", or drop("{column.name}")',
+            )
+
+
+def _read_within(node: Node, name: str) -> bool:
+    """Return True if a column is the data's own, or was read in the `repeat` body that gives it."""
+    if node.body is None:
+        return node.op is Op.DATA
+    inner = next(item.column for item in node.body.results if item.parameter == name)
+    return inner in node.body.readers() or _read_within(node.body.nodes[inner.node], inner.name)
+
+
+def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
+    """Yield a problem for each column of the author's own stages that nothing reads."""
+    readers = graph.readers()
+    results = {item.column for item in graph.results}
+    for node in graph.nodes:
+        columns = [Column(node.id, output.name) for output in node.outputs]
+        unread = [c.name for c in columns if c not in readers and c not in results]
+        unread = [name for name in unread if name not in {slot.name for slot in graph.state}]
+        if node.op is Op.STAGE and node.name in own and unread:
+            yield Problem(
+                "never-read",
+                f"stage '{node.name}' gives {listed(unread)}, but nothing reads it",
+                node.place,
+                node.definition,
+                found=listed(unread),
+                expected="a later stage, loss or method that reads it",
+                remedy="remove it, or read it",
+                severity="warning",
+            )
+
+
+def no_such_call(sampling: Iterable[str], calls: Sequence[str]) -> Iterator[Problem]:
+    """Yield a problem for each `generate` call that the run's settings name and the flow does not have."""
+    for call in sampling:
+        if call not in calls:
+            yield Problem(
+                "no-such-generate",
+                f"--{call}.… is for a call that the flow does not make at these settings",
+                found=call,
+                expected=f"one of {listed(calls)}",
+                nearest=nearest(call, calls),
+                remedy="name one of them, or remove the flag",
+            )

@@ -1,0 +1,236 @@
+"""Traced calls that make new rows: `ask`, `choose`, `concat` and `repeat`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlflow.author import methods
+from rlflow.author.columns import MODEL_PROMPT, Kind, Level, row, standard_kind, text
+from rlflow.author.methods import Setting
+from rlflow.author.node_options import AskOptions, ChooseOptions, RepeatOptions
+from rlflow.author.scope import AskWay
+from rlflow.author.signature import ColumnParameter
+from rlflow.author.source_lines import call_place, definition_place, digest
+from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RowAxis
+from rlflow.compiler.trace import column_rules, graph_rules, repeat_rules, rules
+from rlflow.compiler.trace.graph_recorder import GraphRecorder, is_scalar
+from rlflow.compiler.trace.symbols import ColumnSource, RecordedGraph, SymbolicBatch
+from rlflow.errors import FlowError, Place
+
+# columns that follow-up prompts do not keep
+LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", MODEL_PROMPT, *column_rules.OF_THE_DATA)
+
+ASK_GIVES: dict[AskWay, tuple[str, ...]] = {
+    "text": column_rules.OF_THE_DATA,
+    "after": column_rules.OF_THE_DATA,
+    "until": ("prompt_tokens", "prefix_length"),
+}
+
+
+class RowTracer(GraphRecorder):
+    """Receives the calls that make rows while a flow is traced."""
+
+    def ask(self, batch: Any, column: str, way: AskWay) -> SymbolicBatch:
+        """Record an `ask`."""
+        place = call_place()
+        batch = self.mine(batch, "ask")
+        kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
+        inputs = [
+            Input("until" if way == "until" else "text", item.column)
+            for item in self.inputs(batch, [ColumnParameter(column, kind, False)], "ask", None)
+        ]
+        inputs += (
+            self._model_inputs(batch, "ask", ("prefix_length",) if way == "until" else ())
+            if way != "text"
+            else ()
+        )
+        by_token = way == "until" and kind.level is Level.TOKEN
+        makes = self.axis(RowAxis(batch.axis, 0 if by_token else 1, step="cut" if by_token else "asked"))
+        outputs = tuple(Output(name, standard_kind(name), name) for name in ASK_GIVES[way])
+        node = self.add(
+            Op.ASK,
+            "ask",
+            batch.axis,
+            inputs=tuple(inputs),
+            outputs=outputs,
+            settings=AskOptions(self._sampler(batch) if way != "text" else ()),
+            makes=makes,
+            place=place,
+        )
+        along = {
+            name: source
+            for name, source in batch.sources.items()
+            if way == "until" and name in ("prompt", MODEL_PROMPT)
+        }
+        return self.batch(makes, follow_up_columns(batch.sources) | along | self.symbols(node).sources)
+
+    def _sampler(self, batch: SymbolicBatch) -> tuple[str, ...]:
+        """Return the role that sampled the tokens of the rows as a tuple; empty if several roles or none
+        did."""
+        tokens = batch.sources.get("tokens")
+        role = self.recorded.nodes[tokens.column.node].role if tokens is not None else None
+        return (role,) if role else ()
+
+    def choose(self, batch: Any, column: str, settings: ChooseOptions) -> SymbolicBatch:
+        """Record a `choose`."""
+        place = call_place()
+        batch = self.mine(batch, "choose")
+        axis, kind = self.recorded.axes[batch.axis], row if settings.count else row("bool")
+        inputs = self.inputs(batch, [ColumnParameter(column, kind, False)], "choose", None)
+        if settings.per == "group" and not axis.grouped:
+            self.report(rules.choose_groups(place))
+        flag = batch.columns.get(column)
+        whole = flag is not None and flag.level is Level.GROUP and not settings.count
+        makes = self.axis(RowAxis(batch.axis, axis.samples if whole else 0, axis.grouped, "chosen"))
+        self.add(
+            Op.CHOOSE,
+            "choose",
+            batch.axis,
+            inputs=tuple(Input("by", item.column) for item in inputs),
+            settings=settings,
+            makes=makes,
+            place=place,
+        )
+        return self.batch(makes, batch.sources)
+
+    def concat(self, batches: Sequence[Any]) -> SymbolicBatch:
+        """Record a `concat`."""
+        place, parts = call_place(), [self.mine(batch, "concat") for batch in batches]
+        names = [
+            name
+            for name in parts[0].sources
+            if name != "group" and all(name in part.sources for part in parts)
+        ]
+        shared = {name: parts[0].sources[name] for name in names if is_scalar(parts[0].sources[name].kind)}
+        names = [name for name in names if name not in shared]
+        kinds = {name: [part.sources[name].kind for part in parts] for name in names}
+        self.report(
+            *(problem for name in names if (problem := column_rules.joined_kinds(name, kinds[name], place)))
+        )
+        axes = [self.recorded.axes[part.axis] for part in parts]
+        grouped = all(axis.grouped for axis in axes)
+        makes = self.axis(RowAxis(None, 0, grouped, "joined", tuple(part.axis for part in parts)))
+        outputs = [Output(name, _per_row(parts[0].sources[name].kind), name) for name in names]
+        outputs += [Output("group", standard_kind("group"), "group")] if grouped else []
+        inputs = tuple(
+            Input(f"{i}.{name}", part.sources[name].column) for i, part in enumerate(parts) for name in names
+        )
+        node = self.add(
+            Op.CONCAT,
+            "concat",
+            parts[0].axis,
+            inputs=inputs,
+            outputs=tuple(outputs),
+            makes=makes,
+            place=place,
+        )
+        return self.batch(makes, shared | self.symbols(node).sources)
+
+    def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> SymbolicBatch:
+        """Record a `repeat` with the graph of its body."""
+        place = call_place()
+        prompts = self.mine(prompts, "repeat")
+        bound = self._bound("repeat", methods.REPEAT, {"groups": groups, "tries": tries}, place)
+        columns = [
+            n
+            for n, source in prompts.sources.items()
+            if self.recorded.nodes[source.column.node].op is not Op.DATA
+        ]
+        if columns or prompts.axis != 0:
+            self.report(repeat_rules.repeat_prompts(columns, place))
+        name, call = getattr(body, "__name__", "body"), self.calls
+        with self._inside(prompts) as inner:
+            result = body(inner)
+            if not isinstance(result, SymbolicBatch):
+                raise FlowError(repeat_rules.body_result(name, result, place, definition_place(body)))
+            self.mine(result, "repeat")
+            chosen = repeat_rules.chosen_prompts(self.recorded.axes, result.axis)
+            if "keep" not in result.sources and not chosen:
+                self.report(repeat_rules.no_keep(name, list(result.sources), place, definition_place(body)))
+            graph = Graph(
+                name,
+                tuple(self.recorded.nodes),
+                tuple(self.recorded.axes),
+                results=tuple(Input(n, source.column) for n, source in result.sources.items()),
+                rows=result.axis,
+            )
+            kinds, axis, replaced = result.columns, self.recorded.axes[result.axis], self.recorded.replaced
+            self.report(*repeat_rules.body_rows(self.recorded.axes, result.axis, place))
+        self.report(
+            *repeat_rules.body_rules(graph, place),
+            *graph_rules.replaced_unread(graph, replaced),
+            *graph_rules.never_read(graph, self.functions),
+        )
+        inputs = tuple(Input(n, source.column) for n, source in (prompts.sources | self.state).items())
+        makes = self.axis(RowAxis(None, axis.samples, axis.grouped))
+        outputs = tuple(Output(n, kind, n) for n, kind in kinds.items())
+        node = self.add(
+            Op.REPEAT,
+            f"repeat.{name}",
+            prompts.axis,
+            inputs=inputs,
+            outputs=outputs,
+            settings=RepeatOptions(**bound),
+            makes=makes,
+            body=graph,
+            digest=digest(body),
+            timeout=float("inf"),
+            place=place,
+            definition=definition_place(body),
+        )
+        self.recorded.nodes[-1] = node = replace(node, call=call)
+        return self.symbols(node)
+
+    @contextlib.contextmanager
+    def _inside(self, prompts: SymbolicBatch) -> Iterator[SymbolicBatch]:
+        """Record into a separate graph whose data are the prompts. Names stay unique over both graphs."""
+        outer, poisoned, state = self.recorded, self._poisoned, self.state
+        self.recorded, self._poisoned, self.depth = RecordedGraph(), set(), self.depth + 1
+        axis = self.axis(RowAxis())
+        outputs = tuple(Output(name, source.kind, name) for name, source in prompts.sources.items())
+        node = Node(0, Op.DATA, "prompts", axis, outputs=outputs, call=self.calls)
+        self.recorded.nodes.append(node)
+        self.state = self.state_columns({name: source.kind for name, source in state.items()})
+        try:
+            yield self.symbols(node)
+        finally:
+            self.recorded, self._poisoned, self.state, self.depth = outer, poisoned, state, self.depth - 1
+
+    def _bound(
+        self,
+        what: str,
+        specification: Mapping[str, Setting],
+        settings: Mapping[str, Any],
+        place: Place | None,
+    ) -> dict[str, Any]:
+        """Return the settings of a method with defaults filled in, and report problems with them."""
+        bound, problems = methods.checked(what, specification, settings, place)
+        self.report(*problems)
+        return bound
+
+    def _model_inputs(
+        self, batch: SymbolicBatch, what: str, optional: tuple[str, ...], more: tuple[str, ...] = ()
+    ) -> tuple[Input, ...]:
+        """Return the columns that a model reads, without a note about optional columns that are absent."""
+        needs = [ColumnParameter(name, standard_kind(name), False) for name in (*methods.MODEL_READS, *more)]
+        needs += [
+            ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.sources
+        ]
+        return self.inputs(batch, needs, what, None)
+
+
+def follow_up_columns(sources: Mapping[str, ColumnSource]) -> dict[str, ColumnSource]:
+    """Return the columns that follow-up prompts keep: columns with one value per row."""
+    along = {name: source for name, source in sources.items() if name not in LEFT_BEHIND}
+    return {
+        name: ColumnSource(source.column, _per_row(source.kind))
+        for name, source in along.items()
+        if source.kind is None or source.kind.level not in (Level.TOKEN, Level.PROMPT)
+    }
+
+
+def _per_row(kind: Kind | None) -> Kind | None:
+    return Kind(Level.ROW, kind.dtype) if kind is not None and kind.level is Level.GROUP else kind
