@@ -146,22 +146,7 @@ def help_text(file: str, flow: Flow) -> str:
         "  --quiet  print only errors",
         "",
     ]
-    lines += [
-        "Data (--data.NAME)",
-        "  prompt, answer, completion, chosen, rejected  the file's field for each",
-        "  chat true | false  whether to apply the model's chat template to prompts; default: true if it has one",
-        (
-            "  system TEXT  a system message for chats\n"
-            "  template TEXT  text around plain prompts, such as 'Q: {prompt} A:'"
-        ),
-        "  template_kwargs JSON  variables of the chat template, such as '{\"enable_thinking\": false}'",
-        (
-            "  max_prompt TOKENS  drop longer prompts\n"
-            "  split NAME  the split to read, if the folder has several\n"
-            "  other names  settings of the task"
-        ),
-        "",
-    ]
+    lines += _data_help()
     lines += [
         (
             "An environment (--env.NAME; with --ROLE.env: --ROLE.env.NAME), in addition to the settings of its "
@@ -188,6 +173,25 @@ def help_text(file: str, flow: Flow) -> str:
         *_backends(packaged_values),
     ]
     return "\n".join(lines)
+
+
+def _data_help() -> list[str]:
+    return [
+        "Data (--data.NAME)",
+        "  prompt, answer, completion, chosen, rejected  the file's field for each",
+        "  chat true | false  whether to apply the model's chat template to prompts; default: true if it has one",
+        (
+            "  system TEXT  a system message for chats\n"
+            "  template TEXT  text around plain prompts, such as 'Q: {prompt} A:'"
+        ),
+        "  template_kwargs JSON  variables of the chat template, such as '{\"enable_thinking\": false}'",
+        (
+            "  max_prompt TOKENS  drop longer prompts\n"
+            "  split NAME  the split to read, if the folder has several\n"
+            "  other names  settings of the task"
+        ),
+        "",
+    ]
 
 
 def _backends(packaged_values: Mapping[str, Any]) -> list[str]:

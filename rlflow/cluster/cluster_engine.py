@@ -267,14 +267,7 @@ class ClusterEngine(Engine):
         home = self._home(batch, pool) or balanced(
             units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool)
         )
-        facts = torch.zeros(
-            len(batch), 4 + (len(loss.losses) if isinstance(loss, JointLoss) else 0), dtype=torch.int64
-        )
-        answers = self.calls.run(pool, "facts", batch, home, function, call_options, "cpu")
-        for rank, answer in answers.items():
-            facts[home[rank]] = torch.tensor(answer.value)
-        # rows from another pool are transferred only once
-        batch = self.calls.kept(pool, answers, home, batch.axis)
+        batch, facts = self._facts(pool, batch, loss, home, function, call_options)
         width = self.placement.parallelism(role, "trainer").tensor
         plan = rank_steps(
             facts,
@@ -305,6 +298,28 @@ class ClusterEngine(Engine):
         )
         metrics = together(learned, plan.left_out)
         return known(metrics), UpdateRows(broken, names, stepped=metrics["steps"] > 0, tokens=facts[:, 1])
+
+    def _facts(
+        self,
+        pool: Pool[Worker],
+        batch: Batch,
+        loss: Loss,
+        home: Sequence[Tensor],
+        function: Mapping[str, Any],
+        call_options: CallOptions,
+    ) -> tuple[Batch, Tensor]:
+        """Return the rows of an update as its ranks store them, and facts about each row.
+
+        The facts are int64 [rows, 4], and [rows, 4 + losses] for several losses. ``home``: the rows of each
+        rank.
+        """
+        losses = len(loss.losses) if isinstance(loss, JointLoss) else 0
+        facts = torch.zeros(len(batch), 4 + losses, dtype=torch.int64)
+        answers = self.calls.run(pool, "facts", batch, home, function, call_options, "cpu")
+        for rank, answer in answers.items():
+            facts[home[rank]] = torch.tensor(answer.value)
+        # rows from another pool are transferred only once
+        return self.calls.kept(pool, answers, home, batch.axis), facts
 
     def encoded(self, batch: Batch, roles: tuple[str, ...], call_options: CallOptions = HERE) -> Batch:
         """Encode follow-up prompts for ``roles``, on the pool that has most of the prompts."""

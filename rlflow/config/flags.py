@@ -22,6 +22,7 @@ from rlflow.processes.addresses import Address
 from rlflow.processes.declare import HEAD, Service, in_place, nowhere, split_services
 
 REPEATED = ("data", "eval", "job.secret", "reward", "reward_env", "reward_write", "track")
+OPTIONS = frozenset(f.name for f in fields(Options))
 NULL = "null"  # the backend without models
 SET = re.compile(r"(\w[\w.-]*)=(.+)", re.DOTALL)  # a held-out set, as --eval names it
 ALIASES = {"data.source": "data", "env.class": "env"}  # because a TOML table [data] cannot also be a value
@@ -266,54 +267,72 @@ def sort_values(
             name: value if _of_graph(name, roles) else in_place(value, there)
             for name, value in values.items()
         }
-    own = {f.name for f in fields(Options)}
     known = Known(
         tuple(f.name for f in fields(settings)) if is_dataclass(settings) else (), tuple(roles), sampling
     )
-    options: dict[str, Any] = {}
-    hp, data, every = {}, {}, {}
-    by_role: dict[str, dict[str, Any]] = {}
     calls, problems = sampling_of({name: value for name, value in values.items() if _of_a_call(name, roles)})
-    environments: dict[str, dict[str, Any]] = {}
+    to = _Sorted(roles, known, problems)
     for name, value in values.items():
-        head, dot, rest = name.partition(".")
-        if (environment := _of_environment(name, roles)) is not None:
-            role, setting = environment
-            environments.setdefault(role, {})[setting] = value
-            options |= {"env": value} if name == "env" else {}
-        elif not dot and name in own:
-            options[name] = (value,) if name in REPEATED and isinstance(value, str) else value
-        elif not dot:
-            every[name] = value
-        elif head == "hp":
-            hp[rest] = value
-            problems += [unknown_own(rest, known)] if known.own and rest not in known.own else []
-        elif head == "data":
-            data[rest] = value
-        elif head == "pools" or _of_a_call(name, roles):
-            continue
-        elif head in roles:
-            by_role.setdefault(head, {})[rest] = value
-        else:
-            problems.append(belongs_nowhere(name, ["hp", "data", HEAD, *roles], known))
-    PlanError.refuse(problems)
-    options["pools"] = pools_of(values)
-    rewards, judges = sort_rewards(options)
+        to.add(name, value)
+    PlanError.refuse(to.problems)
+    to.options["pools"] = pools_of(values)
+    rewards, judges = sort_rewards(to.options)
     if judges:
-        options["reward"] = rewards
+        to.options["reward"] = rewards
     return RunConfig(
-        override(Options(), options, ""),
-        hp,
-        data,
-        by_role,
-        every,
+        override(Options(), to.options, ""),
+        to.hp,
+        to.data,
+        to.by_role,
+        to.every_role,
         dict(written),
         known.own,
         calls,
         judges,
-        environments,
+        to.environments,
         services,
     )
+
+
+@dataclass
+class _Sorted:
+    """Values by the part of the configuration that they belong to."""
+
+    roles: list[str]
+    known: Known
+    problems: list[Problem]
+    options: dict[str, Any] = field(default_factory=dict)
+    hp: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    every_role: dict[str, Any] = field(default_factory=dict)
+    by_role: dict[str, dict[str, Any]] = field(default_factory=dict)
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, name: str, value: Any) -> None:
+        """Store a value where it belongs, or add a problem if it belongs nowhere."""
+        head, dot, rest = name.partition(".")
+        if (environment := _of_environment(name, self.roles)) is not None:
+            role, setting = environment
+            self.environments.setdefault(role, {})[setting] = value
+            self.options |= {"env": value} if name == "env" else {}
+        elif not dot and name in OPTIONS:
+            self.options[name] = (value,) if name in REPEATED and isinstance(value, str) else value
+        elif not dot:
+            self.every_role[name] = value
+        elif head == "hp":
+            self.hp[rest] = value
+            self.problems += [unknown_own(rest, self.known)] if self._unknown(rest) else []
+        elif head == "data":
+            self.data[rest] = value
+        elif head == "pools" or _of_a_call(name, self.roles):
+            return
+        elif head in self.roles:
+            self.by_role.setdefault(head, {})[rest] = value
+        else:
+            self.problems.append(belongs_nowhere(name, ["hp", "data", HEAD, *self.roles], self.known))
+
+    def _unknown(self, setting: str) -> bool:
+        return bool(self.known.own) and setting not in self.known.own
 
 
 def pools_of(values: Mapping[str, Any]) -> Any:

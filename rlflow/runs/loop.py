@@ -314,18 +314,17 @@ class Loop:
         self.totals.add(outcome.spans, start, seconds)
         if moved := self.context.engine.moved():
             self.records.weights(moved)
-        health = outcome.summary.health
-        graph = self.context.plan.graph
-        figures = {
-            **without_funnel(health),
-            **outcome_metrics(outcome.account),
-            **checked,
-            **speed(outcome, graph),
-            SECONDS: seconds,
-            **funnel_metrics(outcome.account, graph, health, outcome.policies),
-            **outcome.metrics,
-            **{Figure(Of.STATE, name): value for name, value in outcome.state.items()},
-        }
+        self._record(iteration, outcome, checked, seconds)
+
+    def _record(
+        self, iteration: int, outcome: Outcome, checked: Mapping[Figure, float], seconds: float
+    ) -> None:
+        """Record and report an iteration that took ``seconds``.
+
+        ``checked``: the figures of the weight check before it. Raises StageError if the run must not
+        continue.
+        """
+        figures = self._figures(outcome, checked, seconds)
         samples = [
             {"role": outcome.sampler, **row} if outcome.sampler else row for row in outcome.summary.rows
         ]
@@ -350,6 +349,22 @@ class Loop:
         finally:
             for warning in warnings:
                 self.reporter.note(f"iteration {iteration}: {warning}")
+
+    def _figures(
+        self, outcome: Outcome, checked: Mapping[Figure, float], seconds: float
+    ) -> dict[Figure, float]:
+        """Return all figures of an iteration."""
+        health, graph = outcome.summary.health, self.context.plan.graph
+        return {
+            **without_funnel(health),
+            **outcome_metrics(outcome.account),
+            **checked,
+            **speed(outcome, graph),
+            SECONDS: seconds,
+            **funnel_metrics(outcome.account, graph, health, outcome.policies),
+            **outcome.metrics,
+            **{Figure(Of.STATE, name): value for name, value in outcome.state.items()},
+        }
 
     def passed_over(self) -> Iterator[str]:
         """Yield a warning for each drawn record that cannot be used.

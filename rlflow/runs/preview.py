@@ -181,6 +181,15 @@ def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folde
     first = _first_difference(*(result.folder for result in results))
     apart = weights_distance(*results)
     number = f"weights differ by {apart:.3g} of their size after {fixed['iterations']} iterations"
+    return _verdict(flow, first, apart, stale[0] == stale[1], number)
+
+
+def _verdict(flow: Flow, first: str | None, apart: float, equally_stale: bool, number: str) -> Claim:
+    """Return the claim that two runs are equal.
+
+    ``first``: their first difference. ``apart``: the relative distance of their weights. ``number``: this
+    distance as text.
+    """
     if first is None and apart == 0:
         return judged(
             "plans",
@@ -189,7 +198,7 @@ def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folde
             ("both plans give the same rows, metrics and weights, bit for bit", ""),
             number,
         )
-    if stale[0] != stale[1]:
+    if not equally_stale:
         return Claim(
             "plans",
             flow.name,

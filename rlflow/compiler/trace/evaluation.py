@@ -177,39 +177,44 @@ def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) 
             remedy="score the rows that are returned: batch |= reward(batch)",
         )
     for node in graph.nodes:
-        own = node.name.removeprefix(PREFIX)
-        if node.writes:
-            yield Problem(
-                "evaluate-update",
-                f"'{own}' changes weights inside an evaluation",
-                node.place,
-                body.place,
-                found=own,
-                expected="sampling, scoring and pure stages",
-                remedy="update in the flow",
-            )
-        if node.op is Op.REPEAT:
-            yield Problem(
-                "evaluate-repeat",
-                f"'{own}' draws prompts of the training data inside an evaluation",
-                node.place,
-                body.place,
-                found=own,
-                expected="the held-out prompts that the evaluation gets",
-                remedy="call the body of the repeat on the prompts",
-            )
-            continue  # a `repeat` gets all state, whether it reads it or not
-        read = [item.column.name for item in node.inputs if graph.nodes[item.column.node].op is Op.STATE]
-        if names := [
-            *read,
-            *(output.name for output in node.outputs if output.name in state and node.op is not Op.STATE),
-        ]:
-            yield Problem(
-                "evaluate-state",
-                f"'{own}' depends on {listed(names)} inside an evaluation, which has another value each time",
-                node.place,
-                body.place,
-                found=f"state {listed(names)}",
-                expected="the same prompts, settings and random draws each time",
-                remedy="use a setting of the flow, or a number",
-            )
+        yield from _node_problems(graph, node, body, state)
+
+
+def _node_problems(graph: Graph, node: Node, body: Flow, state: set[str]) -> Iterator[Problem]:
+    """Yield problems of one call in an evaluation."""
+    own = node.name.removeprefix(PREFIX)
+    if node.writes:
+        yield Problem(
+            "evaluate-update",
+            f"'{own}' changes weights inside an evaluation",
+            node.place,
+            body.place,
+            found=own,
+            expected="sampling, scoring and pure stages",
+            remedy="update in the flow",
+        )
+    if node.op is Op.REPEAT:
+        yield Problem(
+            "evaluate-repeat",
+            f"'{own}' draws prompts of the training data inside an evaluation",
+            node.place,
+            body.place,
+            found=own,
+            expected="the held-out prompts that the evaluation gets",
+            remedy="call the body of the repeat on the prompts",
+        )
+        return  # a `repeat` gets all state, whether it reads it or not
+    read = [item.column.name for item in node.inputs if graph.nodes[item.column.node].op is Op.STATE]
+    if names := [
+        *read,
+        *(output.name for output in node.outputs if output.name in state and node.op is not Op.STATE),
+    ]:
+        yield Problem(
+            "evaluate-state",
+            f"'{own}' depends on {listed(names)} inside an evaluation, which has another value each time",
+            node.place,
+            body.place,
+            found=f"state {listed(names)}",
+            expected="the same prompts, settings and random draws each time",
+            remedy="use a setting of the flow, or a number",
+        )

@@ -141,7 +141,34 @@ class RowTracer(GraphRecorder):
         ]
         if columns or prompts.axis != 0:
             self.report(repeat_rules.repeat_prompts(columns, place))
-        name, call = getattr(body, "__name__", "body"), self.calls
+        call = self.calls
+        graph, kinds = self._body_graph(body, prompts, place)
+        inputs = tuple(Input(n, source.column) for n, source in (prompts.sources | self.state).items())
+        rows = graph.axes[graph.rows]
+        makes = self.axis(RowAxis(None, rows.samples, rows.grouped))
+        outputs = tuple(Output(n, kind, n) for n, kind in kinds.items())
+        node = self.add(
+            Op.REPEAT,
+            f"repeat.{graph.name}",
+            prompts.axis,
+            inputs=inputs,
+            outputs=outputs,
+            settings=RepeatOptions(**bound),
+            makes=makes,
+            body=graph,
+            digest=digest(body),
+            timeout=float("inf"),
+            place=place,
+            definition=definition_place(body),
+        )
+        self.recorded.nodes[-1] = node = replace(node, call=call)
+        return self.symbols(node)
+
+    def _body_graph(
+        self, body: Callable[..., Any], prompts: SymbolicBatch, place: Place | None
+    ) -> tuple[Graph, dict[str, Kind | None]]:
+        """Trace the body of a `repeat`. Return its graph, and the kinds of the columns that it returns."""
+        name = getattr(body, "__name__", "body")
         with self._inside(prompts) as inner:
             result = body(inner)
             if not isinstance(result, SymbolicBatch):
@@ -157,32 +184,14 @@ class RowTracer(GraphRecorder):
                 results=tuple(Input(n, source.column) for n, source in result.sources.items()),
                 rows=result.axis,
             )
-            kinds, axis, replaced = result.columns, self.recorded.axes[result.axis], self.recorded.replaced
+            replaced = self.recorded.replaced
             self.report(*repeat_rules.body_rows(self.recorded.axes, result.axis, place))
         self.report(
             *repeat_rules.body_rules(graph, place),
             *graph_rules.replaced_unread(graph, replaced),
             *graph_rules.never_read(graph, self.functions),
         )
-        inputs = tuple(Input(n, source.column) for n, source in (prompts.sources | self.state).items())
-        makes = self.axis(RowAxis(None, axis.samples, axis.grouped))
-        outputs = tuple(Output(n, kind, n) for n, kind in kinds.items())
-        node = self.add(
-            Op.REPEAT,
-            f"repeat.{name}",
-            prompts.axis,
-            inputs=inputs,
-            outputs=outputs,
-            settings=RepeatOptions(**bound),
-            makes=makes,
-            body=graph,
-            digest=digest(body),
-            timeout=float("inf"),
-            place=place,
-            definition=definition_place(body),
-        )
-        self.recorded.nodes[-1] = node = replace(node, call=call)
-        return self.symbols(node)
+        return graph, result.columns
 
     @contextlib.contextmanager
     def _inside(self, prompts: SymbolicBatch) -> Iterator[SymbolicBatch]:

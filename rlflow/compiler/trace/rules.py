@@ -173,9 +173,14 @@ def stage_rules(
     stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: Place | None
 ) -> Iterator[Problem]:
     """Yield problems of a stage's dispatch mode, of its columns' levels, and of groups."""
-    what = f"stage '{stage.name}'"
-    reads_groups = stage.rows == "group" or "group" in stage.signature.column_names
     levels = {output.name: output.kind.level for output in outputs if output.kind}
+    yield from _dispatch_rules(stage, levels, place)
+    yield from _group_rules(stage, Level.GROUP in levels.values(), axis, place)
+
+
+def _dispatch_rules(stage: Stage, levels: Mapping[str, Level], place: Place | None) -> Iterator[Problem]:
+    """Yield problems of columns whose level does not fit the dispatch mode of their stage."""
+    what = f"stage '{stage.name}'"
     rowwise = [name for name, level in levels.items() if level is not Level.SCALAR]
     if stage.dispatch == ALL and rowwise:
         yield Problem(
@@ -209,7 +214,13 @@ def stage_rules(
             expected='rows="group" or RANK0',
             remedy='write rows="group"',
         )
-    if (reads_groups or grouped) and not axis.grouped:
+
+
+def _group_rules(stage: Stage, gives_groups: bool, axis: RowAxis, place: Place | None) -> Iterator[Problem]:
+    """Yield the problem of a stage that works on groups, if its rows have no groups or too small ones."""
+    what = f"stage '{stage.name}'"
+    reads_groups = stage.rows == "group" or "group" in stage.signature.column_names
+    if (reads_groups or gives_groups) and not axis.grouped:
         yield Problem(
             "no-groups",
             f"{what} works on groups, but these rows have none",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlflow.author import methods
 from rlflow.author.columns import MODEL_PROMPT, Kind, field_column, fits, scalar, standard_kind
 from rlflow.author.joint import JointLoss, joined, specification
+from rlflow.author.loss import Loss
 from rlflow.author.methods import Setting, missing_setting, unknown_setting
 from rlflow.author.node_options import AskOptions, GenerateOptions, Pairs, ShownOptions, UpdateOptions, plain
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
@@ -87,14 +88,7 @@ class Tracer(RowTracer):
         """Record a `generate` call."""
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
-        own = methods.sampling_of(self.context.sampling, what, self._unique(what))
-        own = {name: value for name, value in own.items() if name != "temperature" or self.temperatures}
-        call = self._call_settings(what, settings, _defaults(methods.GENERATE), methods.COMPUTED.__contains__)
-        call = replace(
-            call, edges=tuple(item for item in call.edges if item.parameter.removeprefix(SETTING) not in own)
-        )
-        bound = methods.resampled(self._bound(what, methods.GENERATE, call.values, place), own)
-        self.report(*methods.too_short(bound, self.context.sampling, what, self._unique(what), place))
+        call, bound = self._sampling_settings(what, settings, place)
         if self.recorded.axes[prompts.axis].grouped:
             self.report(rules.not_prompts(what, place))
         reads = ("prompt_tokens", *(name for name in ("prefix_length",) if name in prompts.sources))
@@ -132,6 +126,20 @@ class Tracer(RowTracer):
             **more,
         )
         return self.batch(makes, prompts.sources | self.symbols(node).sources)
+
+    def _sampling_settings(
+        self, what: str, settings: dict[str, Any], place: Place | None
+    ) -> tuple[CallSettings, dict[str, Any]]:
+        """Return the settings of a `generate` call, and their values after those of the run replaced the flow's."""
+        own = methods.sampling_of(self.context.sampling, what, self._unique(what))
+        own = {name: value for name, value in own.items() if name != "temperature" or self.temperatures}
+        call = self._call_settings(what, settings, _defaults(methods.GENERATE), methods.COMPUTED.__contains__)
+        call = replace(
+            call, edges=tuple(item for item in call.edges if item.parameter.removeprefix(SETTING) not in own)
+        )
+        bound = methods.resampled(self._bound(what, methods.GENERATE, call.values, place), own)
+        self.report(*methods.too_short(bound, self.context.sampling, what, self._unique(what), place))
+        return call, bound
 
     def _environment_inputs(
         self, environment: EnvironmentSpec, prompts: SymbolicBatch, what: str, place: Place | None
@@ -205,6 +213,21 @@ class Tracer(RowTracer):
             place,
             None,
         )
+        inputs = self._reward_inputs(what, batch, place)
+        node = self.add(
+            Op.REWARD,
+            role,
+            batch.axis,
+            inputs=inputs,
+            outputs=outputs,
+            role=role,
+            timeout=methods.DEADLINES["reward"],
+            place=place,
+        )
+        return self.symbols(node)
+
+    def _reward_inputs(self, what: str, batch: SymbolicBatch, place: Place | None) -> tuple[Input, ...]:
+        """Return the columns that a reward reads, and the columns of the batch that every reward gets."""
         model = "completion" not in batch.sources and "tokens" in batch.sources
         reads = methods.MODEL_READS if model else self.context.reward_reads
         # if there is no column for a parameter, it reads the field of the data with this name
@@ -227,21 +250,7 @@ class Tracer(RowTracer):
             for n in (*methods.MODEL_READS, "prompt", "entry", *methods.OF_EPISODES)
             if n in batch.sources and n not in reads
         ]
-        inputs = self.inputs(
-            batch, [*needs, *(ColumnParameter(name, None, True) for name in more)], what, None
-        )
-        timeout = methods.DEADLINES["reward"]
-        node = self.add(
-            Op.REWARD,
-            role,
-            batch.axis,
-            inputs=inputs,
-            outputs=outputs,
-            role=role,
-            timeout=timeout,
-            place=place,
-        )
-        return self.symbols(node)
+        return self.inputs(batch, [*needs, *(ColumnParameter(name, None, True) for name in more)], what, None)
 
     def update(self, role: str, batch: Any, loss: Any, settings: dict[str, Any]) -> None:
         """Record an `update` call."""
@@ -250,39 +259,25 @@ class Tracer(RowTracer):
         if wrong := rules.no_losses(loss):
             return self.report(rules.not_a_loss(what, wrong[0], place))
         specified = specification(loss)
-        settings = self._call_settings(
-            what,
-            {name: value for name, value in settings.items() if name in specified},
-            _defaults(specified),
-            lambda name: False,
-        ).values | {name: value for name, value in settings.items() if name not in specified}
+        own = {name: value for name, value in settings.items() if name in specified}
+        rest = {name: value for name, value in settings.items() if name not in specified}
+        own = self._call_settings(what, own, _defaults(specified), lambda name: False).values
         if isinstance(loss, tuple | list):
-            loss, problems = joined(what, loss, settings, place)
+            loss, problems = joined(what, loss, own | rest, place)
             self.report(*problems)
-        bound = self._bound(
-            what, specified, {name: value for name, value in settings.items() if name in specified}, place
-        )
+        bound = self._bound(what, specified, own, place)
         if isinstance(loss, JointLoss):
             bound |= {
                 "losses": tuple(part.name for part in loss.losses),
                 "scale": loss.scale,
                 "where": loss.where,
             }
-        rest = {name: value for name, value in settings.items() if name not in specified}
-        own, edges = self._settings(
+        of_loss, edges = self._settings(
             f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(specified)
         )
         # the settings of the update itself are not passed to its losses
-        own = {name: value for name, value in own.items() if name not in specified}
-        inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
-        inputs += (
-            tuple(
-                item
-                for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
-                if item.parameter not in {known.parameter for known in inputs}
-            )
-            + edges
-        )
+        of_loss = {name: value for name, value in of_loss.items() if name not in specified}
+        inputs = self._update_inputs(what, batch, loss) + edges
         levels = {name: kind.level if kind else None for name, kind in batch.columns.items()}
         self.report(
             *rules.update_rules(loss, self.recorded.axes[batch.axis], what, place),
@@ -293,7 +288,7 @@ class Tracer(RowTracer):
             what,
             batch.axis,
             inputs=inputs,
-            settings=UpdateOptions(**bound, own=_shown(own)),
+            settings=UpdateOptions(**bound, own=_shown(of_loss)),
             role=role,
             rows=loss.rows,
             digest=loss.digest,
@@ -302,7 +297,14 @@ class Tracer(RowTracer):
             place=place,
             definition=loss.place,
         )
-        self.functions[node.name], self.bound[node.name] = loss, own
+        self.functions[node.name], self.bound[node.name] = loss, of_loss
+
+    def _update_inputs(self, what: str, batch: SymbolicBatch, loss: Loss) -> tuple[Input, ...]:
+        """Return the columns that an update reads for the model, followed by those that only its loss reads."""
+        inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
+        known = {item.parameter for item in inputs}
+        read = self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
+        return inputs + tuple(item for item in read if item.parameter not in known)
 
     def _asked_by(self, role: str, axis: int) -> None:
         """Record at the `ask` node that the role samples from its follow-up prompts, so that they are encoded

@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -52,57 +51,84 @@ def asking(
     for node in used_nodes(graph):
         if isinstance(node.settings, AskOptions):
             _alike(node.settings.roles, folders)
-    variables = template_kwargs(config.data)
-    default, chat, system = config.tokenizer_folder, config.data.get("chat"), config.data.get("system")
+    default = config.tokenizer_folder
+    encoders = _Encoders(folders, Path(default) if default else None, environment, tools, config.data)
+    for role in tools:
+        encoders.of((role,))  # raises for a template without tools, before any model is loaded
+    longest = config.data.get("max_prompt")
+    return Asking(
+        encoders.encode,
+        encoders.follow,
+        encoders.speak,
+        encoders.decode,
+        encoders.calls,
+        math.inf if longest is None else int(longest),
+    )
 
-    @cache
-    def encoder(folder: Path | None, role: str) -> tuple[Encoder, Wording]:
-        plain: Encoder = TokenizerEncoder(folder, variables) if folder is not None else ByteEncoder()
-        telling = encoder_with_tools(plain, tools[role]) if role in tools else plain
-        chats = telling.chats if chat is None else true_or_false(chat)
-        return telling, Wording(chats, str(system) if chats and system is not None else None)
 
-    def of(names: tuple[str, ...]) -> tuple[Encoder, Wording]:
+class _Encoders:
+    """Encodes and decodes texts for roles, each with its own tokenizer. Methods are as in ``Asking``."""
+
+    def __init__(
+        self,
+        folders: Mapping[str, Path | None],
+        default: Path | None,
+        environments: Mapping[str, EnvironmentSpec],
+        tools: Mapping[str, EnvironmentSpec],
+        data: Mapping[str, Any],
+    ) -> None:
+        self._folders, self._default = folders, default
+        self._environments, self._tools = environments, tools
+        self._variables = template_kwargs(data)
+        self._chat, self._system = data.get("chat"), data.get("system")
+        self._made: dict[tuple[Path | None, str], tuple[Encoder, Wording]] = {}
+
+    def of(self, names: tuple[str, ...]) -> tuple[Encoder, Wording]:
+        """Return the encoder of the roles, and the form of their prompts. Raises PlanError."""
         folder = next(
-            (own for name in names if (own := folders.get(name)) is not None),
-            Path(default) if default else None,
+            (own for name in names if (own := self._folders.get(name)) is not None),
+            self._default,
         )
-        return encoder(folder, next((name for name in names if name in tools), ""))
+        key = folder, next((name for name in names if name in self._tools), "")
+        if key not in self._made:
+            self._made[key] = self._encoder(*key)
+        return self._made[key]
 
-    def encode(names: tuple[str, ...], texts: Sequence[Asked]) -> list[list[int]]:
-        tokenizer, wording = of(names)
+    def _encoder(self, folder: Path | None, role: str) -> tuple[Encoder, Wording]:
+        plain: Encoder = TokenizerEncoder(folder, self._variables) if folder is not None else ByteEncoder()
+        telling = encoder_with_tools(plain, self._tools[role]) if role in self._tools else plain
+        chats = telling.chats if self._chat is None else true_or_false(self._chat)
+        return telling, Wording(chats, str(self._system) if chats and self._system is not None else None)
+
+    def encode(self, names: tuple[str, ...], texts: Sequence[Asked]) -> list[list[int]]:
+        tokenizer, wording = self.of(names)
         _refuse_messages(tokenizer, names, texts)
         return tokenizer.asked(texts, wording)
 
     def follow(
-        names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]
+        self, names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]
     ) -> list[list[int]]:
-        tokenizer, wording = of(names)
+        tokenizer, wording = self.of(names)
         _refuse_messages(tokenizer, names, texts)
         return tokenizer.following(texts, sampled, wording)
 
     def speak(
-        names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]
+        self, names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]
     ) -> list[list[int]]:
-        tokenizer, wording = of(names)
+        tokenizer, wording = self.of(names)
         _refuse_messages(tokenizer, names, texts)
         allowed = any(
             spec.bounds.control_tokens == "allow"
             for name in names
-            if (spec := environment.get(name)) is not None
+            if (spec := self._environments.get(name)) is not None
         )
         return tokenizer.following(texts, sampled, replace(wording, chat=False), allowed)
 
-    def decode(names: tuple[str, ...], rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
-        return of(names)[0].texts(rows, bare)
+    def decode(self, names: tuple[str, ...], rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
+        return self.of(names)[0].texts(rows, bare)
 
-    def calls(names: tuple[str, ...], rows: Sequence[Sequence[int]]) -> list[list[Any]]:
-        return [list(of(names)[0].calls(row)) for row in rows]
-
-    for role in tools:
-        of((role,))  # raises for a template without tools, before any model is loaded
-    longest = config.data.get("max_prompt")
-    return Asking(encode, follow, speak, decode, calls, math.inf if longest is None else int(longest))
+    def calls(self, names: tuple[str, ...], rows: Sequence[Sequence[int]]) -> list[list[Any]]:
+        return [list(self.of(names)[0].calls(row)) for row in rows]
 
 
 def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence[Asked]) -> None:

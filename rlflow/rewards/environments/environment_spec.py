@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -225,17 +225,21 @@ def _settings(
         if isinstance(values[name], Path):
             paths.append(name)
             values[name] = os.path.abspath(values[name].expanduser())
-    for name, setting in known.items():
-        if setting.default is REQUIRED and name not in texts:
-            problems.append(
-                Problem(
-                    "env-setting",
-                    f"the environment '{cls}' needs the setting '{name}'",
-                    source.place,
-                    found="nothing",
-                    expected=f"--{flag}.{name} VALUE",
-                    remedy=f"--{flag}.{name} VALUE, or give it a default in __init__",
-                )
-            )
-    PlanError.refuse(problems)
+    PlanError.refuse([*problems, *_missing_settings(source, texts, cls, flag)])
     return values, tuple(paths)
+
+
+def _missing_settings(
+    source: ClassSource, texts: Mapping[str, Any], cls: str, flag: str
+) -> Iterator[Problem]:
+    """Yield a problem for each required setting that is not among ``texts``."""
+    for name, setting in source.settings.items():
+        if setting.default is REQUIRED and name not in texts:
+            yield Problem(
+                "env-setting",
+                f"the environment '{cls}' needs the setting '{name}'",
+                source.place,
+                found="nothing",
+                expected=f"--{flag}.{name} VALUE",
+                remedy=f"--{flag}.{name} VALUE, or give it a default in __init__",
+            )

@@ -63,18 +63,7 @@ def tool_of(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Tool:
         )
     arguments = method.args
     every = [*arguments.posonlyargs, *arguments.args][1:] + arguments.kwonlyargs
-    defaults = len(arguments.defaults)
-    free = (
-        {argument.arg for argument in [*arguments.posonlyargs, *arguments.args][-defaults:]}
-        if defaults
-        else set()
-    )
-    free |= {
-        argument.arg
-        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        if default is not None
-    }
-    descriptions = _described(docstring)
+    free, descriptions = _with_defaults(arguments), _described(docstring)
     properties = {}
     for argument in every:
         kind = _schema(argument.annotation)
@@ -97,6 +86,17 @@ def tool_of(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Tool:
     }
     function = {"name": method.name, "description": _summary(docstring), "parameters": parameters}
     return Tool(method.name, {"type": "function", "function": function})
+
+
+def _with_defaults(arguments: ast.arguments) -> set[str]:
+    """The names of the arguments that have a default."""
+    positional, defaults = [*arguments.posonlyargs, *arguments.args], len(arguments.defaults)
+    free = {argument.arg for argument in positional[-defaults:]} if defaults else set()
+    return free | {
+        argument.arg
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is not None
+    }
 
 
 def _summary(docstring: str) -> str:

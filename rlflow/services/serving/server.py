@@ -47,24 +47,6 @@ def application(
 
     app = fastapi.FastAPI(title=f"rlflow serve {name}", docs_url=None, redoc_url=None, lifespan=living)
     registry = prometheus.CollectorRegistry()
-    requests = prometheus.Counter(
-        "rlflow_requests", "Requests, by path and status.", ("path", "status"), registry=registry
-    )
-    seconds = prometheus.Histogram(
-        "rlflow_request_seconds", "Seconds of a request.", ("path",), registry=registry
-    )
-    wanted = token()
-
-    async def counted(request: Any, go_on: Callable[[Any], Awaitable[Any]]) -> Any:
-        began, path = time.perf_counter(), request.url.path
-        if path in OPEN or allowed(request.headers.get("authorization", ""), wanted):
-            answer = await go_on(request)
-        else:
-            answer = responses.JSONResponse({"detail": f"the token of {TOKEN} is missing or wrong"}, 401)
-        known = path if path in paths else "other"
-        requests.labels(known, str(answer.status_code)).inc()
-        seconds.labels(known).observe(time.perf_counter() - began)
-        return answer
 
     async def malformed(request: Any, error: Any) -> Any:
         """Return a response that describes the error without quoting the request.
@@ -82,7 +64,7 @@ def application(
             prometheus.generate_latest(registry), media_type=prometheus.CONTENT_TYPE_LATEST
         )
 
-    app.middleware("http")(counted)
+    app.middleware("http")(_counted(app, registry, prometheus, responses))
     app.add_middleware(
         _Bounded,
         longest=longest,
@@ -91,8 +73,32 @@ def application(
     app.add_exception_handler(exceptions.RequestValidationError, malformed)
     app.add_api_route("/health", healthy, methods=["GET"])
     app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
-    paths = _Paths(app)
     return app
+
+
+def _counted(app: Any, registry: Any, prometheus: Any, responses: Any) -> Callable[..., Awaitable[Any]]:
+    """Return middleware that refuses requests without the token, and counts and times all requests in
+    ``registry``."""
+    requests = prometheus.Counter(
+        "rlflow_requests", "Requests, by path and status.", ("path", "status"), registry=registry
+    )
+    seconds = prometheus.Histogram(
+        "rlflow_request_seconds", "Seconds of a request.", ("path",), registry=registry
+    )
+    wanted, paths = token(), _Paths(app)
+
+    async def counted(request: Any, go_on: Callable[[Any], Awaitable[Any]]) -> Any:
+        began, path = time.perf_counter(), request.url.path
+        if path in OPEN or allowed(request.headers.get("authorization", ""), wanted):
+            answer = await go_on(request)
+        else:
+            answer = responses.JSONResponse({"detail": f"the token of {TOKEN} is missing or wrong"}, 401)
+        known = path if path in paths else "other"
+        requests.labels(known, str(answer.status_code)).inc()
+        seconds.labels(known).observe(time.perf_counter() - began)
+        return answer
+
+    return counted
 
 
 class _Bounded:
