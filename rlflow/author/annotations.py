@@ -41,7 +41,7 @@ def annotated(annotation: ast.expr) -> Any:
 
 
 def _limit(written: ast.expr) -> Any:
-    """Return an ``annotated_types`` limit such as ``Ge(1)``; None if the code is not a limit by a number."""
+    """Return an ``annotated_types`` limit such as ``Ge(1)``; None if it is not a limit by a number."""
     match written:
         case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=number)]) if name in LIMITS:
             return LIMITS[name](number)

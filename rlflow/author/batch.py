@@ -443,7 +443,7 @@ def _per_token(name: str, data: Data, axis: Axis) -> Data:
 
 
 def _filled(name: str, data: Data, index: Tensor, lacking: Tensor) -> Data:
-    """Return the column that has the values at ``index``, and NaN in rows where ``lacking`` is True.
+    """Return a column with the values at ``index``, and NaN in rows where ``lacking`` is True.
 
     Raises FlowError for kinds without NaN.
     """

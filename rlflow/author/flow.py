@@ -1,6 +1,6 @@
-"""``@flow``, which makes one iteration of an algorithm from a function of prompts, roles and settings.
+"""The decorator ``@flow``, which makes one iteration of an algorithm from a function; and `repeat`.
 
-Also `repeat`.
+The function takes prompts, roles and settings.
 """
 
 from __future__ import annotations

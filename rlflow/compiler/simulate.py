@@ -54,7 +54,7 @@ class Simulation:
     def bound(self) -> float:
         """A lower bound in seconds for any schedule.
 
-        This is the longest path, or the work of the busiest queue divided by its room.
+        This is the longest path, or, if it takes longer, the work of the busiest queue divided by its room.
         """
         limited = {
             lane: share for lane, share in busy(self.spans, 1.0, self.room).items() if lane in self.room

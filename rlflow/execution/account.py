@@ -56,7 +56,7 @@ class End(NamedTuple):
 
 
 class Count(NamedTuple):
-    """A number of groups, rows and tokens."""
+    """Numbers of groups, rows and tokens."""
 
     groups: int = 0
     rows: int = 0

@@ -119,7 +119,7 @@ def figures(metrics: PartialMetrics, of: Of, node: str, role: str = "") -> dict[
 
 
 def known(metrics: Mapping[str, float]) -> dict[Label, PartialMetric]:
-    """Return numbers that are equal on every rank as partial metrics."""
+    """Convert numbers that are equal on every rank to partial metrics."""
     return {name: PartialMetric(value, 1, value) for name, value in metrics.items()}
 
 

@@ -146,8 +146,8 @@ def alike(one: RowLayout, other: RowLayout) -> bool:
 
 
 def on_one_rank(layouts: RowLayout, ranks: Mapping[str, int]) -> RowLayout:
-    """Return the layout unchanged if its pool has several ranks.
+    """Return a layout that equals all other layouts of its pool if the pool has one rank.
 
-    If the pool has one rank, return the split that all its layouts have.
+    On a pool with several ranks, the layout is returned unchanged.
     """
     return replace(layouts, split=(layouts.pool,)) if ranks[layouts.pool] == 1 else layouts
