@@ -1,8 +1,8 @@
 """The graph of one iteration, as frozen data, and the orders of its nodes.
 
-An edge is a column: an input refers to the node that gives the column. Three more orders are derived and not stored. A node that reads a model's weights runs after the writes before it in the
-program, and before the writes after it. Two writes of the same weights keep program order. So do stages with
-side effects.
+An edge is a column: an input refers to the node that gives the column. Three more orders are derived and not
+stored. A node that reads a model's weights runs after the writes before it in the program, and before the
+writes after it. Two writes of the same weights keep program order. So do stages with side effects.
 """
 
 from __future__ import annotations
