@@ -190,7 +190,7 @@ class Calls:
     def counted(
         self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]
     ) -> dict[int, Answer]:
-        """Return the answers of the ranks that have rows in ``split``, and mark other shards as unused."""
+        """Return the answers of ranks that have rows in ``split``. Mark the other ranks' shards as unused."""
         ranks = used(split)
         for rank, answer in answers.items():
             if rank not in ranks:

@@ -156,7 +156,7 @@ class ClusterEngine(Engine):
     def forward(
         self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
     ) -> Batch:
-        """Run the role's trainer forward on the ranks of its pool, and return the wanted columns."""
+        """Run the forward pass of a role's trainer, and return the columns that ``want`` names."""
         pool, parallel = (
             self.pools[self.placement.trainers[role]],
             self.placement.parallelism(role, "trainer"),
@@ -329,10 +329,9 @@ class ClusterEngine(Engine):
         return self.calls.kept(pool, answers, split, batch.axis)
 
     def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
-        """Return the beginnings of responses from which new responses continue.
+        """Return the beginnings of responses from which new responses continue, and their lengths.
 
-        The second result has for each beginning its number of response tokens. The ranks that store the rows
-        compute both.
+        The lengths are numbers of response tokens. The ranks that store the rows compute both.
         """
         pool = self._nearest(batch, call_options)
         split = self._split(batch, pool)

@@ -516,7 +516,7 @@ def ray_nodes() -> list[dict[str, Any]]:
 def stop(
     pools: Mapping[str, Pool[Any]], groups: Mapping[str, PlacementGroup], watched: Sequence[WatchedWorker]
 ) -> None:
-    """End the processes of rewards, the workers and the placement groups of pools.
+    """End the workers of pools and their reward processes, and remove the placement groups.
 
     ``watched``: the workers that are killed if Ray cannot end them.
     """

@@ -104,9 +104,10 @@ def _setup_worker() -> str:
 
 
 def _report_no_ports(raylet: Sequence[str]) -> bool:
-    """Tell the raylet in place of its agents that they serve no ports. ``raylet``: the raylet's command.
+    """Tell the raylet, on behalf of its agents, that the agents serve no ports.
 
-    Returns False if the agents of this version of Ray do not report their ports in files.
+    ``raylet``: the raylet's command. Returns False if the agents of this version of Ray do not report their
+    ports in files.
     """
     flags, names = dict(word.partition("=")[::2] for word in raylet), sys.modules["ray._raylet"]
     if not hasattr(names, "persist_port") or not {"--session_dir", "--node_id"} <= flags.keys():

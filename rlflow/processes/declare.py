@@ -114,7 +114,7 @@ def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict
 
 
 def in_place(value: Any, urls: Mapping[str, str]) -> Any:
-    """Return a flag's value with each ``{NAME}`` replaced by the URL of the service NAME, also in lists.
+    """Return a flag's value with each ``{NAME}`` replaced with the URL of the service NAME, also in lists.
 
     ``urls``: service name → URL. Other braces are unchanged.
     """
@@ -126,7 +126,7 @@ def in_place(value: Any, urls: Mapping[str, str]) -> Any:
 
 
 def from_environment(value: Any) -> Any:
-    """Return ``value`` with each ``{NAME}`` replaced by the URL of the service NAME, from the environment.
+    """Return ``value`` with each ``{NAME}`` replaced with the URL of the service NAME, from the environment.
 
     Settings of environments contain ``{NAME}`` until they reach the environment's process. A flow's graph
     contains these settings, and must stay the same if a resumed run uses other ports.

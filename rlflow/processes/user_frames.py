@@ -22,7 +22,7 @@ _OURS = str(Path(__file__).parents[1]) + os.sep  # the folder of rlflow
 
 
 def own_lines(error: BaseException) -> tuple[str, ...]:
-    """Return the last user lines in a traceback, as ``path:line, in function: source``.
+    """Return the last lines of the user's files in a traceback, as ``path:line, in function: source``.
 
     The line nearest to the error comes first. The result is empty if the traceback has no line of the user's
     files.
@@ -72,7 +72,8 @@ def failure_of(error: BaseException, hint: str = "") -> RemoteFailure:
 def portable(error: Exception) -> Exception:
     """Return an exception in a form that can be sent to another process.
 
-    An rlflow error is returned unchanged. Any other error is replaced by an exception with its record.
+    An rlflow error is returned unchanged. Any other error is replaced with an exception that carries its
+    record.
     """
     return error if isinstance(error, (RaisedElsewhere, *AS_THEY_ARE)) else RaisedElsewhere(failure_of(error))
 

@@ -75,7 +75,7 @@ class Services:
 
     @property
     def away(self) -> float:
-        """Return for how many seconds services can be unavailable at most: the time of all restarts."""
+        """Maximum number of seconds for which services can be unavailable: the time of all restarts."""
         return sum(pause + member.recipe.wait for member in self.members for pause in PAUSES)
 
     def start(self) -> None:

@@ -25,7 +25,7 @@ from rlflow.processes.watchdog import process_tag
 
 
 def main(introduction: str, command: list[str]) -> None:
-    """Run a command in a fork of the server that the introduction names, or if this fails in this process."""
+    """Run a command in a fork of the server that the introduction names. If this fails, run it here."""
     connection = None
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, EOFError):
         connection = asked(introduction, command)

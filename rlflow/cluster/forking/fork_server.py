@@ -172,7 +172,10 @@ def peer_user(connection: socket.socket) -> int:
 
 
 def import_all(modules: list[str]) -> None:
-    """Import the named modules. Modules that cannot be imported are skipped; forks report the error."""
+    """Import the named modules, and skip modules that cannot be imported.
+
+    A fork that needs such a module reports the error.
+    """
     for name in modules:
         if name not in sys.modules:
             with contextlib.suppress(Exception):
@@ -182,7 +185,7 @@ def import_all(modules: list[str]) -> None:
 
 
 def become(request: Request) -> None:
-    """Run the script of a request in this process, as Python would with the request's command."""
+    """Run a request's script in this process, as if Python had started with the request's command."""
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)

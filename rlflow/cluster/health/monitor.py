@@ -285,7 +285,7 @@ def _has_node(node: str) -> bool:
 def end(presence: ProcessInfo, asked: bool = False) -> bool:
     """Kill a worker's process, on any machine. Return whether the process has ended.
 
-    ``asked``: Ray has already been asked to end the process, so wait for that first.
+    ``asked``: whether Ray has already been asked to end the process. If so, first wait for that.
     """
     return bool(_there(presence, wait_or_kill if asked else kill))
 

@@ -68,7 +68,7 @@ class RayHost(host.Host):
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """Return a context manager for a call: it contains exceptions and reports to the watchdog."""
+        """Return a context manager for a call: it handles exceptions and reports to the watchdog."""
         with self.watchdog.heartbeat_page.during("", 0, math.inf), super()._contained():
             yield
 

@@ -58,7 +58,10 @@ class WireError(ValueError):
 
 
 def _brief(value: object) -> str:
-    """Return a value as a short text without control characters, because the bytes may come from anywhere."""
+    """Return a value as a short text without control characters.
+
+    This is needed because the bytes may come from an unknown source.
+    """
     return printable(str(value)[:160], keep="")
 
 

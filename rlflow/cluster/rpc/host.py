@@ -83,10 +83,10 @@ class Host:
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """Return a context manager that contains the exceptions of a call.
+        """Return a context manager around a call that keeps exceptions from ending this process.
 
-        A SystemExit becomes a RemoteError, so that it does not end this process. If the call forks this
-        process, the child exits instead of continuing as a worker.
+        A SystemExit becomes a RemoteError, which is an ordinary error. If the call forks this process, the
+        child exits instead of continuing as a worker.
         """
         with process_tag.here_alone():
             try:

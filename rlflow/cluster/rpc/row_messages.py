@@ -53,7 +53,7 @@ def widened(data: Data) -> Data:
 
 
 def inline(row_message: object) -> RowMessage | None:
-    """Return a message that fits into a call's frame unchanged; None if Ray must send it separately.
+    """Return ``row_message`` if it fits into a call's frame; None if Ray must send it separately.
 
     Messages of a few bytes and references to shared memory fit.
     """

@@ -2,7 +2,7 @@
 
 The sender writes a frame into shared memory, and the receiver uses the rows in place. Rows are therefore
 copied only once. The memory is anonymous (memfd): it has no name in any folder, other users cannot open it,
-and it is freed when the last process that has it open ends. A receiver opens it through the sender's
+and it is freed when the last process that uses it has ended. A receiver opens it through the sender's
 ``/proc/PID/fd``, and maps it privately: if the receiver writes into a page, it gets its own copy of the page.
 
 The memory consists of segments. When a receiver no longer uses a segment, it marks the segment as unused, and

@@ -87,7 +87,7 @@ class Sockets:
                     self.give(rank, Client(name, "AF_UNIX", authkey=key))
 
     def settled(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` until no more connections are being opened. Return whether that is so."""
+        """Wait up to ``seconds`` until all connections are open or have failed. Return whether all are."""
         if self._connecting.ident is not None:
             self._connecting.join(seconds)
         return not self._connecting.is_alive()

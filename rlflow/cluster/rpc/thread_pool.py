@@ -180,7 +180,7 @@ def _sent(args: Sequence[Any]) -> list[Reference | bytes]:
 def _arrived(sent: Sequence[Reference | bytes]) -> list[Any]:
     """Return the arguments as the rank gets them, after waiting for references.
 
-    Raises the error of a call whose answer is referenced.
+    If a referenced answer is an error, this error is raised.
     """
     found = []
     for one in sent:

@@ -63,7 +63,7 @@ class ShardCopy(NamedTuple):
     iteration: int  # workers forget the copy at the end of this iteration
 
     def rows(self, index: Tensor | None) -> Tensor | None:
-        """Return the places in this copy of rows of the copied shard; None if some of the rows are missing.
+        """Return where rows of the copied shard are in this copy; None if some of the rows are missing.
 
         ``index``: the places of the rows in the copied shard; None: all rows.
         """
@@ -139,7 +139,7 @@ class ShardMap:
 
 @functools.lru_cache(maxsize=CACHED_SPLITS)
 def _places(split: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
-    """Return two tensors int64 [rows]: the number of each row's shard, and the row's place in the shard.
+    """Return two tensors int64 [rows]: the index of each row's shard, and the row's place in the shard.
 
     ``split``: for each shard, the indices of its rows. Results are cached by the identity of the tensors in
     ``split``, because consecutive stages use the same split.

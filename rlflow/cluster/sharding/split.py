@@ -49,7 +49,7 @@ def balanced(units: Sequence[Tensor], tokens: Tensor, ranks: int) -> list[Tensor
 
 
 def _flat(units: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the rows of all units in one tensor, and the number of the unit of each row."""
+    """Return the rows of all units in one tensor, and for each row the index of its unit."""
     return torch.cat(list(units)), torch.arange(len(units)).repeat_interleave(
         torch.tensor([len(unit) for unit in units])
     )

@@ -54,7 +54,7 @@ class RemoteTrainer:
         return unpack_tensors(self._answer("state"))
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the trainer to a state from ``state``."""
+        """Restore the trainer to a state that the method ``state`` returned."""
         kept = self.pool.transport.keep(pack_tensors(state))
         self.pool.call(Worker.restore, self.role, kept, seconds=MOVE_SECONDS, group="model").result()
 

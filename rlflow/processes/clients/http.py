@@ -261,7 +261,7 @@ def _without_token(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def passes(error: BaseException) -> bool:
-    """Return whether a retry may succeed after an error of a connection.
+    """Return whether a retry may succeed after a connection error.
 
     The error prevented a request, or cut off its answer.
     """

@@ -35,7 +35,7 @@ class ProcessExit(BaseException):
 
 
 class Watchdog:
-    """The watchdog of this process, as seen from this process.
+    """Handle of this process's watchdog, for use in this process.
 
     It works only on Linux. On other systems, nothing is watched.
     """

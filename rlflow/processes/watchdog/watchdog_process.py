@@ -340,7 +340,7 @@ def say(text: str) -> None:
 
 
 def watch(watchdog_process: WatchdogProcess, commands: int, signals: int) -> int | None:
-    """Watch a process until it reports its end or ends.
+    """Watch a process until it ends, or until it reports that it is about to end.
 
     Returns the exit code if the watchdog has ended the run, otherwise None. ``commands``: file descriptor of
     the process's messages. ``signals``: file descriptor of the numbers of its signals.
