@@ -54,10 +54,7 @@ def look_again(prompt, *, request):
 
 @stage(gives={"first_gain": row("float32"), "second_gain": row("float32")}, rows="group")
 def shape(scores, second_scores: row("float32"), group, *, alpha):
-    """Return the advantages of both attempts: (first, second, metrics).
-
-    An attempt's advantage is its reward minus the mean reward of the same attempt in the prompt's other rows.
-    """
+    """Return each attempt's reward, minus the mean reward of this attempt in the prompt's other rows."""
     second = second_scores + alpha * (second_scores - scores)
     return (
         scores - leave_one_out(scores, group),

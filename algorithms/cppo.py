@@ -4,8 +4,7 @@ GRPO that trains only on the responses of each group with the largest absolute a
 would change the policy little. They are dropped before the trainer computes log-probs, which saves time.
 Differences from the paper: the loss is the mean over all tokens (in the paper, over each response first), and
 has no KL term. Truncated importance weights correct the mismatch between sampler and trainer (Yao et al.
-2025). The paper fills the freed places with more prompts (dynamic allocation); here, use a larger
-`--prompts`.
+2025). The freed places are not filled with more prompts (dynamic allocation); use a larger `--prompts`.
 """
 
 from dataclasses import dataclass
@@ -32,9 +31,7 @@ class CPPO:
 @stage(gives={"magnitude": row("float32")})
 def magnitude(advantages, mask):
     """Return the absolute advantage of each response. All tokens of a response have the same advantage.
-
-    Returns NaN for a row with a missing score. Such a row never counts as one of the largest.
-    """
+    Returns NaN for a row with a missing score. Such a row never counts as one of the largest."""
     return torch.where(mask, advantages.abs(), 0.0).amax(1)
 
 

@@ -1,12 +1,11 @@
 """A solver and a verifier that learn together (after RL Tango, Zha et al. 2025, "Reinforcing Generator and
 Verifier Together").
 
-The verifier samples several verdicts on each answer: right or wrong. The reward of a verdict is 1 if it is
-correct. The reward of an answer combines its score with the share of verdicts that call it right. Answers are
-compared with other answers to their prompt, and verdicts with other verdicts on their answer. Differences
-from the paper: the verifier checks complete answers, not single steps. The two parts of the solver's reward
-have fixed weights. Truncated importance weights correct the mismatch between sampler and trainer (Yao et al.
-2025).
+The verifier samples several verdicts on each answer: right or wrong. A verdict's reward is 1 if it is
+correct. An answer's reward combines its score with the share of verdicts that call it right. Answers are
+compared with the prompt's other answers, verdicts with the answer's other verdicts. Differences from the
+paper: the verifier checks complete answers, not steps. The two parts of the solver's reward have fixed
+weights. Truncated importance weights correct the mismatch between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -55,9 +54,7 @@ def ask_verifier(prompt, completion, *, request):
 @stage(gives={"agrees": row("float32"), "believes": row("float32")})
 def judge(completion, scores, *, right, wrong, correct):
     """Return, for each verdict, whether it is correct and whether it calls the answer right, as 1.0 or 0.0.
-
-    Both are 0.0 for a text without a verdict.
-    """
+    Both are 0.0 for a text without a verdict."""
     places = [(said.rfind(right), said.rfind(wrong)) for said in completion]
     yes, no = torch.tensor([y > n for y, n in places]), torch.tensor([n > y for y, n in places])
     agrees = torch.where(scores >= correct, yes, no).to(scores)

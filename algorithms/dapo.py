@@ -34,20 +34,15 @@ class DAPO:
 
 @stage(gives="keep", rows="group")
 def mixed(scores, group):
-    """Return whether the scores of each row's group differ by more than rounding error.
-
-    Smaller differences carry no signal, and dividing by their deviation would amplify the error.
-    """
+    """Return whether the scores of each row's group differ by more than rounding error. Smaller differences
+    carry no signal, and dividing by their deviation would amplify the error."""
     return group_std(scores, group) > 1e-6
 
 
 @stage(gives="scores")
 def shorten(scores, mask, *, max_tokens, overlong, penalty):
-    """Subtract the soft over-long punishment (eq. 13) from the scores.
-
-    The punishment is 0 up to `max_tokens - overlong` tokens. It then rises linearly to `penalty` at
-    `max_tokens`.
-    """
+    """Subtract the soft over-long punishment (eq. 13) from the scores. It rises linearly from 0 at
+    `max_tokens - overlong` tokens to `penalty` at `max_tokens`."""
     excess = (mask.sum(1) - (max_tokens - overlong)).to(scores.dtype) / overlong
     return scores - penalty * excess.clamp(0, 1)
 

@@ -4,9 +4,8 @@ Reasoning through Multiagent Debate"), trained on the result (after MAPoRL, Park
 The first player opens. The second player reads the opening and replies. The first player reads both turns and
 closes. A turn's reward is its own score plus a share of the mean score of the later turns, which rewards a
 player for helping the other. A turn's baseline is the mean reward of the same turn in the prompt's other
-debates. Differences from the papers: the players speak one after another. There are two players and a
-verifiable reward. Truncated importance weights correct the mismatch between sampler and trainer (Yao et al.
-2025).
+debates. Differences from the papers: the players speak in turn. There are two players and a verifiable
+reward. Truncated importance weights correct the mismatch between sampler and trainer (Yao et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -42,10 +41,7 @@ def pass_on(prompt, completion, topic: text, *, request):
     rows="group",
 )
 def settle(scores, reply_scores: row("float32"), closing_scores: row("float32"), group, *, share):
-    """Return the advantages of the three turns: (opening, reply, closing, metrics).
-
-    A turn's advantage is its reward minus the mean reward of the same turn in the prompt's other debates.
-    """
+    """Return each turn's reward, minus the mean reward of this turn in the prompt's other debates."""
     later = (reply_scores + closing_scores) / 2
     pays = (
         (1 - share) * scores + share * later,

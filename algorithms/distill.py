@@ -34,10 +34,7 @@ class Distill:
 
 @stage(gives="advantages")
 def judge(logprobs, teacher_logprobs: token(torch.float32), mask, *, jsd=1.0):
-    """Return the advantages of the student's tokens, and metrics.
-
-    The metrics estimate the reverse KL and, if `jsd` is not 1, the divergence that training minimises.
-    """
+    """Return the advantages, and estimates of the reverse KL and the minimised divergence as metrics."""
     reverse_kl, log_u = kl(logprobs, teacher_logprobs, "k1"), teacher_logprobs - logprobs
     if jsd == 1:
         return torch.where(mask, -reverse_kl, 0.0), {"reverse_kl": reverse_kl}

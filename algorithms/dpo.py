@@ -1,9 +1,8 @@
 """Direct Preference Optimization, DPO (Rafailov et al. 2023), and with `form="ipo"` Identity Preference
 Optimization (Azar et al. 2024).
 
-The algorithm is offline: it trains on pairs of a chosen and a rejected response from the data. In both forms,
-a response's margin is the sum of its tokens' log-ratios to the reference. (TRL divides IPO's margin by the
-response's length.)
+DPO trains offline on pairs of a chosen and a rejected response. In both forms, a response's margin is the sum
+of its tokens' log-ratios to the reference. (TRL divides IPO's margin by the response's length.)
 """
 
 from dataclasses import dataclass

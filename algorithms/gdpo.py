@@ -34,10 +34,8 @@ def weigh(of_reward, *, weight):
 
 @stage(gives="advantages")
 def add(advantages, of_reward, *, weight):
-    """Add the advantages of one more reward, multiplied by its weight.
-
-    If a row's score is missing (NaN) for any reward, the update skips the row.
-    """
+    """Add the advantages of one more reward, multiplied by its weight. If a row's score is missing (NaN) for
+    any reward, the update skips the row."""
     return advantages + weight * of_reward
 
 

@@ -26,9 +26,7 @@ class GPG:
 @stage(gives="advantages", dispatch=RANK0)  # alpha needs the complete batch
 def compare(scores, group, mask):
     """Return alpha (score - group's mean), where alpha = rows / (rows in groups with unequal scores) (eq. 9).
-
-    The update skips a row whose score is missing (NaN).
-    """
+    The update skips a row whose score is missing (NaN)."""
     there = scores.isfinite()
     unequal = there & (group_std(scores, group) > 0)
     alpha = there.sum().double() / unequal.sum().clamp(min=1)

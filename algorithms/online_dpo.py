@@ -1,5 +1,4 @@
-"""Online DPO (Guo et al. 2024): DPO on two new responses per prompt. The response with the higher score is
-the chosen one.
+"""Online DPO (Guo et al. 2024): DPO on two new responses per prompt; the better one is chosen.
 
 Differences from the paper: any reward can score the responses, not only an AI's preference. The update skips
 pairs with equal scores; the paper takes the first response as chosen.
@@ -25,10 +24,8 @@ class OnlineDPO:
 
 @stage(gives={"sign": row(torch.float32)}, rows="group")
 def compare(scores, group):
-    """Return 1 for the response with the higher score in each pair, and -1 for the other response.
-
-    If the scores are equal, or one is missing, both get NaN, and the update skips the pair.
-    """
+    """Return 1 for the response with the higher score in each pair, and -1 for the other response. If the
+    scores are equal, or one is missing, both get NaN, and the update skips the pair."""
     sign = (scores - leave_one_out(scores, group)).sign()
     return torch.where(sign == 0, torch.nan, sign), {"tied": (sign == 0).float()}
 

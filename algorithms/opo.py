@@ -25,10 +25,8 @@ class OPO:
 
 @stage(gives="advantages", rows="group")
 def compare(scores, group, mask):
-    """Return each score minus its group's length-weighted mean, at each token.
-
-    The update skips a row whose score is missing (NaN).
-    """
+    """Return each score minus its group's length-weighted mean, at each token. The update skips a row whose
+    score is missing (NaN)."""
     advantage = scores - length_weighted_mean(scores, mask.sum(1), group)
     return torch.where(mask, advantage[:, None], 0.0)
 

@@ -49,11 +49,8 @@ class PRIME:
 
 @stage(gives="rewards", rows="group")
 def reward_tokens(prm_logprobs: token(torch.float32), ref_logprobs, scores, group, mask, *, beta):
-    """Return the reward of each token.
-
-    Each token gets its process reward minus the mean process reward of the prompt's other responses. The last
-    token also gets the score minus the mean score of the prompt's other responses.
-    """
+    """Return each token's process reward minus the other responses' mean process reward. The last token also
+    gets the score minus the other responses' mean score."""
     process = beta * (prm_logprobs - ref_logprobs)
     process = process - leave_one_out(row_mean(process, mask), group)[:, None]
     return torch.where(mask, process, 0.0) + place_last(scores - leave_one_out(scores, group), mask)
@@ -61,10 +58,8 @@ def reward_tokens(prm_logprobs: token(torch.float32), ref_logprobs, scores, grou
 
 @stage(gives="advantages", dispatch=RANK0)  # mean and deviation need the complete batch
 def normalised_returns(rewards, mask, *, gamma):
-    """Return the discounted reward-to-go of each token, whitened over all rows.
-
-    A row with a missing score (NaN) is excluded from the mean and deviation, and from the update.
-    """
+    """Return the discounted reward-to-go of each token, whitened over all rows. A row with a missing score
+    (NaN) is excluded from the mean and deviation, and from the update."""
     return whiten(reward_to_go(rewards, mask, gamma), mask)
 
 

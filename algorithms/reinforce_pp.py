@@ -55,10 +55,8 @@ def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):
 
 @stage(gives="advantages", dispatch=RANK0)  # mean and deviation need the complete batch
 def normalised_returns(rewards, mask, *, gamma):
-    """Return the discounted reward-to-go of each token, whitened over all rows.
-
-    A row with a missing score (NaN) is excluded from the mean and deviation, and from the update.
-    """
+    """Return the discounted reward-to-go of each token, whitened over all rows. A row with a missing score
+    (NaN) is excluded from the mean and deviation, and from the update."""
     return whiten(reward_to_go(rewards, mask, gamma), mask)
 
 

@@ -36,10 +36,8 @@ def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):
 
 @stage(gives="advantages")
 def compare(rewards, baseline: row(torch.float32), mask, *, gamma):
-    """Return the discounted reward-to-go of each token, minus the score of the greedy response.
-
-    If the score of either response is missing (NaN), the update skips the row.
-    """
+    """Return the discounted reward-to-go of each token, minus the score of the greedy response. If the score
+    of either response is missing (NaN), the update skips the row."""
     return torch.where(mask, reward_to_go(rewards, mask, gamma) - baseline[:, None], 0.0)
 
 

@@ -35,10 +35,8 @@ def charge_kl(scores, logprobs, mask, ref_logprobs, *, beta):
 
 @stage(gives="advantages", rows="group")
 def compare(scores, group, mask):
-    """Return each score minus the mean score of the group's other rows, at each token.
-
-    The update skips a row with a missing score (NaN).
-    """
+    """Return each score minus the mean score of the group's other rows, at each token. The update skips a row
+    with a missing score (NaN)."""
     return torch.where(mask, (scores - leave_one_out(scores, group))[:, None], 0.0)
 
 

@@ -38,10 +38,8 @@ def is_right(scores, *, correct):
 
 @stage(gives=("advantages", "returns"))
 def decoupled_gae(scores, values, mask, *, alpha):
-    """Return (advantages with a lambda that depends on the response length, returns with lambda 1).
-
-    Neither is discounted.
-    """
+    """Return (advantages with a lambda that depends on the response length, returns with lambda 1). Neither
+    is discounted."""
     rewards, lengths = place_last(scores, mask), mask.sum(1).clamp(min=1)
     lam = (1 - 1 / (alpha * lengths.to(values))).clamp(min=0)
     advantages, _ = gae(rewards, values, mask, gamma=1.0, lam=lam)

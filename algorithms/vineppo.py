@@ -56,11 +56,9 @@ def mean_score(scores, group):
 
 @stage(gives="advantages")
 def gain_of_steps(scores, state_values: token("float32"), mask):
-    """Return, at each token, the value after its step minus the value before the step.
-
-    If the value at the beginning of a step is missing (NaN), the step is joined to the previous step. If it
-    is missing for the first step, the update skips the response.
-    """
+    """Return, at each token, the value after its step minus the value before the step. If the value at the
+    beginning of a step is missing (NaN), the step is joined to the previous step. If it is missing for the
+    first step, the update skips the response."""
     known = mask & ~state_values.isnan()
     before, after = torch.empty_like(state_values), torch.empty_like(state_values)
     value = scores  # the value at the next beginning after a token

@@ -88,10 +88,8 @@ class Task:
 
 
 def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights, Weights]:
-    """Train with the flags of ``rlflow run ppo``, and return the weights of actor and critic.
-
-    ``address``: the address of a Ray cluster to join.
-    """
+    """Train with the flags of ``rlflow run ppo``, and return the weights of actor and critic. ``address``:
+    the address of a Ray cluster to join."""
     config, hp = resolve_config(ppo.ppo, None, flags)
     call = {node.name: node.call for node in compile_flow(ppo.ppo, hp, TraceOptions()).graph.nodes}
     job = Job("ppo_by_hand", address=address, threads=1)

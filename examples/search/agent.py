@@ -1,7 +1,5 @@
-"""An agent that looks up its answer in a corpus.
-
-If no passage contains the answer, the environment says "no", and the agent answers again.
-"""
+"""An agent that looks up its answer in a corpus. If no passage contains the answer, the environment says
+"no", and the agent answers again."""
 
 from rlflow import Turn, post
 
