@@ -1,6 +1,6 @@
 """Parse the data sources that a user names: ``[NAME=]FILE[:WEIGHT]``.
 
-FILE is a file, a folder or a reasoning-gym task.
+FILE is a file, a folder, a reasoning-gym task, or a data set on the Hub.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from rlflow.data.gym import PREFIX
+from rlflow.data.hub_names import hub_data
 from rlflow.errors import PlanError
 
 NAME = re.compile(r"\w[\w.-]*")
@@ -25,7 +26,7 @@ class SourceSpec:
     """A data source as the user names it, not opened yet."""
 
     name: str  # name in metrics, and after the @ of a reward
-    path: str  # the file, the folder, or the task with its prefix as written
+    path: str  # the file, the folder, the task with its prefix as written, or the name on the Hub
     weight: Fraction | None = None  # None if the user gives no weight
     before: str = ""  # the user's text before the path
     after: str = ""  # the user's text after the path
@@ -87,7 +88,9 @@ def _exists(path: str) -> bool:
 
 
 def _name(path: str) -> str:
-    """Return a source's default name: a file's stem, or the name of a folder or task."""
+    """Return the stem of a file, or the name of a folder, a task or a repository on the Hub."""
+    if (name := hub_data(path)) is not None:
+        return name.stem
     last = Path(path.removeprefix(PREFIX)).name
     return Path(last).stem if Path(last).suffix in FILES else last
 

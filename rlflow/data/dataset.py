@@ -54,6 +54,7 @@ class Dataset:
     model_prompt: bool = False  # True if rows have the column MODEL_PROMPT
     # Name → share of the prompts, if there are several sources; the shares may have any positive sum.
     weights: Mapping[str, Fraction] = field(default_factory=dict)
+    commit: str = ""  # of the repository on the Hub that the records come from
 
     def __len__(self) -> int:
         return len(self.records)

@@ -1,4 +1,4 @@
-"""Read the records of a file or folder: JSON Lines, Parquet, or a Hugging Face dataset folder.
+"""Read the records of a file or folder (JSONL, Parquet, a Hugging Face dataset folder) or of the Hub.
 
 Each record is a mapping with its file and line.
 """
@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlflow.data import hub
+from rlflow.data.hub_names import HubName
 from rlflow.errors import Place, PlanError, Problem, listed, nearest
 from rlflow.extras import require
 
@@ -32,18 +34,30 @@ class Raw:
     filled: bool = False
 
 
-def read(path: Path, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
-    """Return (records, problems) of a file or folder. Each line without a valid record is a problem.
+def read(where: Path | HubName, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
+    """Return (records, problems) of a file, a folder or a data set on the Hub.
 
-    ``part``: the split to read if a folder has several. Raises PlanError if nothing can be read.
+    A problem is a line without a valid record. ``part``: the split to read if there are several. Raises
+    PlanError if nothing can be read.
     """
-    if not path.exists():
-        raise no_such_file(path)
-    items = list(_folder(path, part) if path.is_dir() else _file(path))
+    items = list(_items(where, part))
     if not items:
-        raise PlanError.of("data-empty", f"{path} contains no records", expected="one record or more")
+        raise PlanError.of("data-empty", f"{where} contains no records", expected="one record or more")
     raw = [replace(item, number=number) for number, item in enumerate(items) if isinstance(item, Raw)]
     return raw, [item for item in items if isinstance(item, Problem)]
+
+
+def _items(where: Path | HubName, part: str | None) -> Iterator[Raw | Problem]:
+    if isinstance(where, HubName):
+        return _of_splits(hub.load_data(where), _called(where), where.split or part)
+    if not where.exists():
+        raise no_such_file(where)
+    return _folder(where, part) if where.is_dir() else _file(where)
+
+
+def _called(name: HubName) -> str:
+    """Return the name of a data set on the Hub in places of records."""
+    return str(replace(name, revision=None))
 
 
 def _file(path: Path) -> Iterator[Raw | Problem]:
@@ -132,7 +146,7 @@ def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
         [file for file in files if _split_of(file) == (part or "train")] if part or split_files else files
     )
     if not part_files:
-        raise _no_part(path, part or "train", {_split_of(file) for file in split_files})
+        raise _no_part(str(path), part or "train", {_split_of(file) for file in split_files})
     folders = sorted({str(file.parent) for file in part_files})
     if len(folders) > 1 and split_files:
         raise PlanError.of(
@@ -156,23 +170,28 @@ def _split_of(file: Path) -> str:
 def _saved(path: Path, part: str | None) -> Iterator[Raw | Problem]:
     data = require("datasets", extra="tasks").load_from_disk(str(path))
     if isinstance(data, Mapping):
-        name = part or ("train" if len(data) > 1 else next(iter(data)))
-        if name not in data:
-            raise _no_part(path, name, data)
-        data = data[name]
-    elif part is not None:
-        raise _no_part(path, part, ())
+        return _of_splits(data, str(path), part)
+    if part is not None:
+        raise _no_part(str(path), part, ())
     return _numbered(data, str(path))
+
+
+def _of_splits(splits: Mapping[str, Any], name: str, part: str | None) -> Iterator[Raw | Problem]:
+    """Return the records of one split: ``part``, else the only one, else "train"."""
+    chosen = part or ("train" if len(splits) > 1 else next(iter(splits)))
+    if chosen not in splits:
+        raise _no_part(name, chosen, splits)
+    return _numbered(splits[chosen], name)
 
 
 def _numbered(rows: Iterable[Mapping[str, Any]], path: str) -> Iterator[Raw | Problem]:
     return (Raw(row, Place(path, number), filled=True) for number, row in enumerate(rows, 1))
 
 
-def _no_part(path: Path, part: str, parts: Iterable[str]) -> PlanError:
+def _no_part(name: str, part: str, parts: Iterable[str]) -> PlanError:
     return PlanError.of(
         "data-split",
-        f"{path} has no split '{part}'",
+        f"{name} has no split '{part}'",
         found=listed(sorted(parts)),
         expected=part,
         nearest=nearest(part, parts),

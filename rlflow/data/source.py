@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 from rlflow.author.columns import FIELD, Kind, text
 from rlflow.author.messages import is_plain
-from rlflow.data import gym, records
+from rlflow.data import gym, hub, records
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
 from rlflow.data.faults import Fault, Room, refused
 from rlflow.data.fields import FIELDS, Mapped, Record, mapped
+from rlflow.data.hub_names import HubName, hub_data
 from rlflow.data.json_fields import NOTHING, Wanted, choose_fields
 from rlflow.data.records import Raw
 from rlflow.errors import PlanError, Problem, listed, nearest
@@ -48,8 +49,8 @@ def open_data(
 ) -> Dataset:
     """Return a file, folder or reasoning-gym task as a data set.
 
-    ``spec``: a .jsonl or .parquet file, a Hugging Face dataset folder, a folder of such files, or the name of
-    a reasoning-gym task. Raises PlanError if the data cannot be opened.
+    ``spec``: a .jsonl or .parquet file, a Hugging Face dataset folder, a folder of such files, the name of
+    a reasoning-gym task, or a data set on the Hub. Raises PlanError.
 
     - ``tokenizer``: a model folder; without one, prompts are encoded as bytes.
     - ``fields``: the file's field for each of rlflow's names; None for no field.
@@ -77,7 +78,8 @@ def open_data(
     else:
         if task:
             raise _no_setting(next(iter(task)), name)
-        data = _read(Path(name), fields or {}, columns or {}, wanted, split, bad)
+        where = hub_data(name) or Path(name)
+        data = _read(where, fields or {}, columns or {}, wanted, split, bad)
     if tokenizer is not None and not encoder.chats and not wording.chat:
         data["records"], data["alone"] = _texts(data["records"])
     dataset = Dataset(**data, encoder=encoder, wording=wording, model_prompt=wanted.model_prompt)
@@ -156,14 +158,19 @@ def _drawn(
 
 
 def _read(
-    path: Path,
+    where: Path | HubName,
     fields: Mapping[str, str | None],
     columns: Mapping[str, Kind],
     wanted: Wanted,
     split: str | None,
     bad: Literal["stop", "skip"],
 ) -> dict[str, Any]:
-    raw, problems = records.read(path, split)
+    commit = ""
+    if isinstance(where, HubName):
+        where = hub.pinned(where)
+        commit = where.commit or ""
+    name = str(replace(where, revision=None) if isinstance(where, HubName) else where)
+    raw, problems = records.read(where, split)
     own = {
         name: source
         for name, source in fields.items()
@@ -183,11 +190,12 @@ def _read(
             problems += error.problems
     faults = [Fault("unreadable", problem) for problem in sorted(problems, key=_line)]
     if faults and (bad == "stop" or mapping is None):
-        raise refused(str(path), faults, len(usable) + len(faults), Room())
+        raise refused(name, faults, len(usable) + len(faults), Room())
     sources = {**mapping.fields, **mapping.json_fields.columns} if mapping else {}
     declared = {**columns, **dict.fromkeys((name for name in sources if name.startswith(FIELD)), text)}
     return {
-        "name": str(path),
+        "name": name,
+        "commit": commit,
         "records": usable,
         "declared": declared,
         "fields": sources,

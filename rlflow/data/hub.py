@@ -1,0 +1,221 @@
+"""Fetch models and data sets from the Hugging Face Hub, or from its cache on this machine.
+
+All access to the Hub goes through this module. It uses ``huggingface_hub`` and ``datasets``, so their
+variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE) apply. A name is first pinned to a commit; if
+everything of that commit is in the cache, nothing is requested. No code from a repository is executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlflow.data.hub_names import HubName
+from rlflow.data.hub_refusals import refusal, unreachable, which_config
+from rlflow.errors import PlanError, listed
+from rlflow.extras import require
+
+WEIGHTS = ("*.safetensors",)
+# Files that describe a model: configs, tokenizers, chat templates and the index of weights.
+SMALL = (
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.bpe",
+    "*.spm",
+    "*.tiktoken",
+    "tokenizer*.model",
+    "spiece.model",
+    "sentencepiece*.model",
+    "spm*.model",
+    "bpe.codes",
+)
+# The same weights in another form, or other models in folders of the repository.
+OTHERS = ("*/*.safetensors", "onnx/*", "openvino/*", "original/*", "consolidated*.safetensors")
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+CARD = ("README.md", ".gitattributes")  # small files that almost every repository has
+
+
+def pinned(name: HubName) -> HubName:
+    """Return the name with the commit that its revision names now.
+
+    Asks the Hub. If the Hub cannot be reached, the commit that was fetched last for this revision is used.
+    Raises PlanError if there is none.
+    """
+    if name.commit:
+        return name
+    folder = _snapshot(name, (*SMALL, *CARD) if name.kind == "model" else CARD)
+    return replace(name, revision=folder.name)
+
+
+def described_model(name: HubName) -> Path:
+    """Return the folder of a pinned model in the cache, with its config and tokenizer. Weights may be missing.
+
+    Raises PlanError if the files are neither in the cache nor on the Hub.
+    """
+    folder = _cached(name, SMALL)
+    if folder is None or not (folder / "config.json").is_file():
+        folder = _snapshot(name, (*SMALL, *CARD))
+    if not (folder / "config.json").is_file():
+        raise PlanError.of(
+            "hub-model",
+            f"the repository '{name.repository}' does not contain a model",
+            found=f"no config.json at {name.shown}; it contains {listed(_entries(folder))}",
+            expected="a model with config.json and weights as safetensors",
+            remedy="name a repository with a model, or a local model folder",
+        )
+    return folder
+
+
+def complete_model(name: HubName, note: Callable[[str], object] = print) -> Path:
+    """Return the folder of a pinned model in the cache, with all its files.
+
+    ``note``: called with a message before a download. Raises PlanError if they are neither in the cache nor on the Hub.
+    """
+    folder = described_model(name)
+    if lacking_weights(folder):
+        note(f"downloading the weights of {name.shown} to {folder}")
+        folder = _snapshot(name, (*SMALL, *CARD, *WEIGHTS))
+    if lacking := lacking_weights(folder):
+        raise PlanError.of(
+            "hub-weights",
+            f"the repository '{name.repository}' has no weights that rlflow can load",
+            found=f"no {listed(lacking)} at {name.shown}",
+            expected="weights as safetensors, which load without executing code",
+            remedy="use a repository with safetensors, or convert the weights in a local folder",
+        )
+    return folder
+
+
+def lacking_weights(folder: Path) -> list[str]:
+    """Return the weight files that a folder of the cache lacks. Empty if it is complete."""
+    if (folder / SINGLE).is_file():
+        return []
+    try:
+        named = json.loads((folder / INDEX).read_bytes())["weight_map"].values()
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        return [SINGLE]
+    return sorted({str(file) for file in named if not (folder / str(file)).is_file()})
+
+
+def load_data(name: HubName) -> dict[str, Any]:
+    """Return split → rows of a data set; the rows stay on disk, in the cache of ``datasets``.
+
+    Raises PlanError if the data set is neither in the cache nor on the Hub, or if it has several configs and
+    the name does not say which.
+    """
+    require("datasets", extra="tasks")
+    name = pinned(name)
+    folder = _prepared(name) if name.config else None
+    return _splits(folder if folder is not None else _prepare(name))
+
+
+def _prepared(name: HubName) -> Path | None:
+    """Return the folder with the prepared rows of a pinned data set; None if they are not in the cache."""
+    import datasets
+
+    owner, _, stem = name.repository.partition("/")
+    root = Path(datasets.config.HF_DATASETS_CACHE)
+    snake = datasets.naming.camelcase_to_snakecase(stem)
+    found = [
+        path
+        for path in root.glob(f"{owner}___{snake}/*/*/{name.commit}")
+        if (path / "dataset_info.json").is_file() and name.config in (None, path.parent.parent.name)
+    ]
+    if len(found) > 1:
+        raise which_config(name, [path.parent.parent.name for path in found])
+    return found[0] if found else None
+
+
+def _prepare(name: HubName) -> Path:
+    """Download a pinned data set and return the folder with its prepared rows."""
+    import datasets
+
+    _no_bars_in_files()
+    try:
+        builder = datasets.load_dataset_builder(name.repository, name.config, revision=name.commit)
+        if builder.hash != name.commit:  # the Hub was not reached, and datasets took another commit's rows
+            raise ConnectionError(f"{name.shown} is not in the cache")
+        builder.download_and_prepare()
+    except Exception as error:
+        if unreachable(error) and (folder := _prepared(name)) is not None:
+            return folder
+        if "onfig" in str(error) and isinstance(error, ValueError):
+            raise which_config(
+                name, datasets.get_dataset_config_names(name.repository, name.commit)
+            ) from error
+        raise refusal(name, error) from error
+    return Path(builder.cache_dir)
+
+
+def _splits(folder: Path) -> dict[str, Any]:
+    """Return split → rows of a folder of prepared rows."""
+    import datasets
+
+    names = json.loads((folder / "dataset_info.json").read_text("utf-8"))["splits"]
+    return {
+        split: datasets.concatenate_datasets([datasets.Dataset.from_file(str(file)) for file in files])
+        for split in names
+        if (files := _arrow_files(folder, split))
+    }
+
+
+def _arrow_files(folder: Path, split: str) -> list[Path]:
+    return sorted([*folder.glob(f"*-{split}.arrow"), *folder.glob(f"*-{split}-*-of-*.arrow")])
+
+
+def _cached(name: HubName, patterns: Sequence[str]) -> Path | None:
+    """Return the folder of a pinned name if these files are in the cache; else None. Uses no network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    with contextlib.suppress(LocalEntryNotFoundError):
+        return Path(
+            snapshot_download(
+                name.repository,
+                repo_type=name.kind,
+                revision=name.revision,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(OTHERS),
+                local_files_only=True,
+            )
+        )
+    return None
+
+
+def _snapshot(name: HubName, patterns: Sequence[str]) -> Path:
+    """Return the folder of a name in the cache, after fetching those of these files that it lacks."""
+    from huggingface_hub import snapshot_download
+
+    _no_bars_in_files()
+    try:
+        return Path(
+            snapshot_download(
+                name.repository,
+                repo_type=name.kind,
+                revision=name.revision,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(OTHERS),
+            )
+        )
+    except Exception as error:
+        raise refusal(name, error) from error
+
+
+def _no_bars_in_files() -> None:
+    """Show progress bars of downloads only on a terminal."""
+    if not sys.stderr.isatty():
+        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+        disable_progress_bars()
+        if "datasets" in sys.modules:
+            sys.modules["datasets"].disable_progress_bars()
+
+
+def _entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
