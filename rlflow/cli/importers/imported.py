@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -18,7 +17,6 @@ from rlflow.cli.importers.script import unresolved
 from rlflow.errors import Problem, printable
 
 # the name of a model on the Hugging Face hub; rlflow does not load models from the hub
-HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 PATHS = ("data", "eval", "model", "reward")  # last parts of the flags whose values are files
 Whole = Annotated[int, Ge(-(2**63)), Lt(2**63)]
 Pair = Annotated[list[float], Len(2, 2)]
@@ -153,11 +151,6 @@ class Imported:
         """Check the keys that no step has used, and expand ``~`` in flags that name files."""
         self.check_rest()
         self.flags = {flag: expand_home(flag, value) for flag, value in self.flags.items()}
-        for flag, value in self.flags.items():
-            if flag.rpartition(".")[2] == "model" and HUB.fullmatch(value):
-                self.by_hand.append(
-                    f"--{flag}: a folder, for example from hf download {value} --local-dir FOLDER"
-                )
 
     def meaningless(self) -> list[str]:
         """Return the user's keys that have no effect in rlflow.

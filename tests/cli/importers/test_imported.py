@@ -60,5 +60,5 @@ def test_the_file_is_toml_with_tables_of_flags(monkeypatch):
         "actor": {"lr": 1.0},
         "data": {"source": ["/home/somebody/a.parquet", 'b "c".jsonl'], "max_prompt": 4},
     }
-    assert settings.by_hand == ["--model: a folder, for example from hf download org/name --local-dir FOLDER"]
+    assert settings.by_hand == []
     assert expand_home("hp.form", "~") == "~"
