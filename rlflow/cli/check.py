@@ -22,6 +22,7 @@ from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import Program, TraceOptions, sampling_roles
 from rlflow.config.backend_names import role_types, setting_problems
 from rlflow.config.flags import RunConfig, pool_flag_problems, read_flags, sort_rewards, sort_values
+from rlflow.config.hub_values import resolve_hub_names
 from rlflow.config.meant import Known
 from rlflow.config.roles.environments import default_rewards, environments_of
 from rlflow.config.roles.replies import reply_problems, stop_problems
@@ -29,6 +30,7 @@ from rlflow.config.roles.tool_prompts import template_problems
 from rlflow.config.template_kwargs import template_kwargs
 from rlflow.data.data_spec import SourceSpec, parse_sources
 from rlflow.data.fields import FIELDS
+from rlflow.data.hub_names import hub_data
 from rlflow.data.records import read
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
@@ -66,7 +68,7 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     Raises FlowError and PlanError if the file or the flags cannot be loaded.
     """
     flow = load_flow(file)
-    values = read_flags(arguments)
+    values, unresolved = with_local_models(read_flags(arguments))
     config = read_config(flow, values)
     hp = settings(flow, config.hp)
     check_place(config.options)
@@ -91,7 +93,30 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     from rlflow.runs.refusals import refusals
 
     written = {name: value for name, value in values.items() if name not in ("json", "quiet")}
-    return replace(report, problems=(*report.problems, *refusals(flow, report.program, written)))
+    more = [
+        problem
+        for problem in refusals(flow, report.program, written)
+        if not (unresolved and problem.code == "model-folder")
+    ]
+    return replace(report, problems=(*report.problems, *unresolved, *more))
+
+
+def with_local_models(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the values with folders in place of models on the Hub, and a warning for each unknown model.
+
+    The folders have configs and tokenizers, and no weights. A run on another machine may have access to a
+    model that this machine cannot fetch. Raises PlanError for an unknown model of a reward.
+    """
+    local, problems = dict(values), []
+    for name, value in values.items():
+        try:
+            local |= resolve_hub_names({name: value}, flags=("model", "reward")).local
+        except PlanError as error:
+            if name.rpartition(".")[2] != "model":
+                raise
+            local[name] = os.path.join(".", value)  # no longer a name on the Hub
+            problems += [replace(problem, severity="warning") for problem in error.problems]
+    return local, problems
 
 
 def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:
@@ -106,6 +131,7 @@ def read_config(flow: Flow, values: Mapping[str, Any]) -> RunConfig:
     """Sort the flags of a command into a ``RunConfig``. Raises PlanError for an unknown or invalid flag."""
     values = packaged_environment(flow.name, values) | dict(values)
     remember(values)
+    values = resolve_hub_names(values, flags=("reward",)).local
     names = roles_of(flow, sort_rewards(values)[0])
     return sort_values(
         {name: value for name, value in values.items() if name not in ("json", "quiet")},
@@ -159,12 +185,11 @@ def trace_options(config: RunConfig) -> TraceOptions:
 
 
 def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the data fields that rewards may read; empty if the data are not files.
-
-    These are the fields in the first record of each file, and the fields that ``--data.NAME`` and
-    ``--data.SOURCE.NAME`` map (``mapped``). Raises PlanError for a missing file.
-    """
-    paths = [path for source in sources if (path := Path(os.path.expanduser(source.path))).suffix]
+    """Return the names of the data fields that rewards may read: the fields of the first record of each file,
+    and the fields that ``--data.NAME`` and ``--data.SOURCE.NAME`` map. Empty if the data are not files.
+    Raises PlanError for a missing file."""
+    files = [source.path for source in sources if hub_data(source.path) is None]
+    paths = [path for file in files if (path := Path(os.path.expanduser(file))).suffix]
     if not paths:
         return ()
     firsts = [records[0].fields for path in paths if (records := read(path)[0])]

@@ -11,10 +11,12 @@ from typing import Any
 from rlflow.config.flags import parse_flags
 from rlflow.config.roles.opened_data import data_settings, own_settings
 from rlflow.config.roles.prompt_room import positions_of
+from rlflow.data import hub
 from rlflow.data.data_preview import LengthSummary, Preview, PreviewRow, Text, preview
 from rlflow.data.data_spec import SourceSpec, parse_sources
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Room
+from rlflow.data.hub_names import hub_model
 from rlflow.data.source import open_data
 from rlflow.errors import PlanError, nearest
 from rlflow.monitoring.tables import output, plain
@@ -39,7 +41,7 @@ def show_data(file: str, arguments: Sequence[str]) -> int:
     }
     if flags:
         raise _unknown(next(iter(flags)))
-    folder = os.path.expanduser(model) if model else None
+    folder = str(tokenizer_folder(model)) if model else None
     names = [source.name for source in sources]
     opened = {
         name: _opened(source, folder, own_settings(settings, name, names))
@@ -60,6 +62,12 @@ def show_data(file: str, arguments: Sequence[str]) -> int:
         head = [f"source {name}: {float(share / total):.1%} of the prompts"] if len(sources) > 1 else []
         output(plain(line) for line in [*head, *lines(each)])
     return 0
+
+
+def tokenizer_folder(model: str) -> Path:
+    """Return the folder that ``--model`` names. For a name on the Hub, fetches config and tokenizer."""
+    name = hub_model(os.path.expanduser(model))
+    return hub.described_model(hub.pinned(name)) if name else Path(os.path.expanduser(model))
 
 
 def _opened(source: SourceSpec, folder: str | None, settings: Mapping[str, Any]) -> Dataset:

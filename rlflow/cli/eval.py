@@ -13,6 +13,8 @@ from rich.table import Table
 from rlflow.checkpoints import file_names
 from rlflow.checkpoints.file_names import MANIFEST
 from rlflow.config.flags import parse_flags
+from rlflow.data import hub
+from rlflow.data.hub_names import hub_model
 from rlflow.errors import PlanError
 from rlflow.monitoring.history import find_run
 from rlflow.monitoring.metric_names import accuracies, share
@@ -52,6 +54,8 @@ def evaluate(what: str, arguments: Sequence[str], checkpoint: int | None, out: s
 def _evaluated(
     what: Path, flags: dict[str, Any], checkpoint: int | None, out: Path, trust: bool, reporter: Any
 ) -> Evaluated:
+    if (name := hub_model(str(what))) is not None:
+        what = hub.complete_model(hub.pinned(name), reporter.note)
     if (what / "config.json").is_file():
         if checkpoint is not None:
             raise PlanError.of(

@@ -108,7 +108,11 @@ def job(context: typer.Context, file: File) -> None:
 def data(
     context: typer.Context,
     file: Annotated[
-        str, typer.Argument(help="a .jsonl or .parquet file, a dataset folder, or a task", show_default=False)
+        str,
+        typer.Argument(
+            help="a .jsonl or .parquet file, a dataset folder, a task, or a data set on the Hub",
+            show_default=False,
+        ),
     ],
 ) -> None:
     """Print what a model reads from the data: fields, lengths, skipped records, rows with their token ids.
@@ -197,7 +201,8 @@ def evaluate(
     what: Annotated[
         str,
         typer.Argument(
-            help="a model folder, a run's folder, its name in runs/, or a checkpoint", show_default=False
+            help="a model (folder or name on the Hub), a run's folder, its name in runs/, or a checkpoint",
+            show_default=False,
         ),
     ],
     checkpoint: Annotated[

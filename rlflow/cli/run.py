@@ -70,7 +70,7 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
         return start_run(context, reporter)
 
     try:
-        result = start_or_resume(flow, hp, config.options, config.values, reporter, start)
+        result = start_or_resume(flow, hp, config, reporter, start)
     except PlanError as error:
         if config.options.resume is None or not is_done(error):
             raise

@@ -56,7 +56,7 @@ def reward(
         typer.Option(
             "--reward",
             help="task (compares the answer exactly), math, FILE.py:function or a model "
-            "folder, each with an optional :weight; several are summed",
+            "folder or a model on the Hub, each with an optional :weight; several are summed",
         ),
     ],
     timeout: Annotated[
@@ -74,6 +74,8 @@ def reward(
 ) -> None:
     """Score rows: POST /get_reward, in the request format of OpenRLHF's remote reward models and of --reward
     URL."""
+    from rlflow.config.hub_values import resolve_hub_names
+    from rlflow.data.hub import complete_model
     from rlflow.rewards.confinement import Confinement
     from rlflow.rewards.reward_pool import RewardPool
     from rlflow.rewards.reward_spec import parse_reward
@@ -81,7 +83,10 @@ def reward(
     from rlflow.services.serving.server import check_host, chosen_port, serve
 
     check_host(host)
-    number, specs = chosen_port(port), [parse_reward(each) for each in rewards]
+    resolved = resolve_hub_names({"reward": tuple(rewards)})
+    for name in resolved.models.values():
+        complete_model(name)
+    number, specs = chosen_port(port), [parse_reward(each) for each in resolved.local["reward"]]
     with closing(RewardPool(workers, Confinement(network=network))) as pool:
         served = ServedRewards(specs, pool, timeout, device)
         serve(reward_application(served, [spec.name for spec in specs]), host, number)

@@ -17,6 +17,7 @@ from rlflow.compiler.graph.model import SIDES
 from rlflow.config.meant import SWITCHES, Known, belongs_nowhere, no_sampling, unknown_own
 from rlflow.config.options import Options
 from rlflow.config.sampling import addresses_call, repeatable, sampling_of
+from rlflow.data.hub_names import HubName
 from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.processes.addresses import Address
 from rlflow.processes.declare import HEAD, Service, in_place, nowhere, split_services
@@ -200,6 +201,10 @@ class RunConfig:
     services: tuple[Service, ...] = ()
     # service → its address; empty if services are not started
     places: Mapping[str, Address] = field(default_factory=dict)
+    # folder of a model in the Hub's cache → the pinned name of the model
+    models: Mapping[Path, HubName] = field(default_factory=dict)
+    # flags that name something on the Hub, as the user wrote them; ``values`` has the pinned names
+    written: Mapping[str, Any] = field(default_factory=dict)
 
     def role(self, name: str) -> RoleConfig:
         """Return the settings of one role. Settings for this role override settings for all roles."""

@@ -6,21 +6,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlflow.data import hub
+from rlflow.data.hub_names import hub_model
 from rlflow.errors import PlanError, nearest
 
 
 def model_folder(text: str, flags: str = "--model") -> Path:
     """Return the path of a model folder. Raises PlanError if it does not exist or has no config.json.
 
-    ``flags``: the flags that can name another folder, for the error message.
+    For a name on the Hub, this is a folder of the cache, whose weights may be missing. ``flags``: the flags
+    that can name a different folder, for the error message.
     """
+    if (name := hub_model(text)) is not None:
+        return hub.described_model(hub.pinned(name))
     folder = Path(text)
     if (folder / "config.json").is_file():
         return folder
     siblings = (
         [str(path.parent) for path in folder.parent.glob("*/config.json")] if folder.parent.is_dir() else []
     )
-    source = folder if len(folder.parts) == 2 else "OWNER/NAME"
     if folder.is_dir():
         what, found = f"'{folder}' is not a Hugging Face model folder", "no config.json in it"
         first = f"give another folder with {flags}"
@@ -33,19 +37,20 @@ def model_folder(text: str, flags: str = "--model") -> Path:
         found=found,
         expected="a folder with config.json and weights",
         nearest=nearest(str(folder), siblings),
-        remedy=f"{first}; rlflow does not download models: hf download {source} --local-dir FOLDER",
+        remedy=f"{first}; or name a model on the Hub: OWNER/NAME",
     )
 
 
 def check_model_folders(values: Mapping[str, Any]) -> None:
     """Raise PlanError for the first ``--model`` or ``--ROLE.model`` that is not a model folder.
 
-    This takes a fraction of a second, and so reports the error before PyTorch is imported.
+    Names on the Hub are not checked. The check takes a fraction of a second; importing PyTorch would take seconds.
     """
     for name, value in values.items():
         if (
             (name == "model" or name.endswith(".model"))
             and not name.startswith(("hp.", "data."))
             and isinstance(value, str)
+            and hub_model(value) is None
         ):
             model_folder(value, f"--{name}")

@@ -21,12 +21,15 @@ class Options:
     Settings of the algorithm (--hp.NAME) and of backends (--ROLE.NAME) are not options.
     """
 
-    model: str | None = None  # Hugging Face model folder that model roles start from
-    # [NAME=]FILE[:WEIGHT]: .jsonl, .parquet, a Hugging Face dataset folder or reasoning-gym task; repeatable
+    # model that model roles start from: a Hugging Face folder, or OWNER/NAME[@REVISION] on the Hub
+    model: str | None = None
+    # [NAME=]FILE[:WEIGHT]: .jsonl, .parquet, a Hugging Face dataset folder, a reasoning-gym task, or
+    # OWNER/NAME[@REVISION][:CONFIG][/SPLIT] on the Hub; repeatable
     data: tuple[str, ...] = ()
     # what to do with records that a model cannot take: stop before the run, or skip them
     bad_records: Literal["stop", "skip"] = "stop"
-    # task, math, FILE.py:function, a model folder or a URL, with an optional @SOURCE and :WEIGHT; repeatable
+    # task, math, FILE.py:function, a model (folder or name on the Hub) or a URL, with an optional @SOURCE and
+    # :WEIGHT; repeatable
     reward: tuple[str, ...] = ()
     # environment of the role that samples: FILE.py:Class or LIBRARY:ID; its settings and limits: --env.NAME
     env: str | None = None

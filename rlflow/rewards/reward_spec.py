@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from rlflow.data.hub_names import COMMIT, folder_name
 from rlflow.data.json_fields import Wanted
 from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.rewards import text
@@ -69,8 +70,19 @@ def parse_reward(written: str) -> RewardSpec:
     if ".py" in body:
         return replace(_function(written, body, weight), source=source)
     if body and Path(body).is_dir():
-        return RewardSpec("model", Path(body).name, weight, path=_model(body), source=source)
+        return RewardSpec("model", folder_name(Path(body)), weight, path=_model(body), source=source)
     raise _unknown(written, body)
+
+
+def model_text(written: str) -> str:
+    """Return the part of a reward's text that may name a model: the text without source and weight.
+
+    A complete commit after an @ belongs to the model. Nothing is read.
+    """
+    if written.startswith(("http://", "https://")):
+        return written
+    body, _ = _split_weight(written)
+    return _split_source(body)[0]
 
 
 def check_sources(rewards: Sequence[RewardSpec], sources: Sequence[str]) -> None:
@@ -199,12 +211,11 @@ def _split_weight(text: str) -> tuple[str, float]:
 def _split_source(text: str) -> tuple[str, str]:
     """Split a text such as ``math@source`` into (text without the source, source). The source may be empty.
 
-    An @ that is part of an existing path does not separate a source.
+    In an existing path, and before a commit, an @ does not separate a source.
     """
     body, at, source = text.rpartition("@")
-    return (
-        (body, source) if at and body and SOURCE.fullmatch(source) and not Path(text).exists() else (text, "")
-    )
+    names = at and body and SOURCE.fullmatch(source) and not COMMIT.fullmatch(source)
+    return (body, source) if names and not Path(text).exists() else (text, "")
 
 
 def _remote(written: str) -> RewardSpec:

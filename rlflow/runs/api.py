@@ -15,6 +15,7 @@ from rlflow.compiler.plan import Plan
 from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import sampling_roles
 from rlflow.config.flags import RunConfig, flat, sort_rewards, sort_values
+from rlflow.config.hub_values import HUB_FLAGS, resolve_hub_names
 from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
 from rlflow.monitoring.secrets import remember
@@ -28,12 +29,13 @@ from rlflow.runs.run_services import settings_with_urls
 
 
 def resolve_config(
-    flow: Flow, hp: Any, values: Mapping[str, Any], use_packaged_task: bool = True
+    flow: Flow, hp: Any, values: Mapping[str, Any], use_packaged_task: bool = True, fetch: bool = True
 ) -> tuple[RunConfig, Any]:
     """Return the run's configuration and the flow's settings from keywords or flags.
 
-    Missing values are taken from the packaged task, unless ``use_packaged_task`` is false. rlflow masks
-    secrets among the values in all later output. Raises PlanError for invalid values.
+    Missing values are taken from the packaged task, unless ``use_packaged_task`` is false. Names on the Hub
+    are pinned to commits, and models are fetched without their weights, unless ``fetch`` is false. rlflow
+    masks secrets among the values in all later output. Raises PlanError for invalid values.
     """
     if isinstance(hp, Mapping):
         values, hp = {**{f"hp.{name}": value for name, value in hp.items()}, **values}, None
@@ -55,8 +57,13 @@ def resolve_config(
         return {name: place.url for name, place in places.items()}
 
     written = {name: value for name, value in values.items() if name not in ("json", "quiet")}
+    resolved = resolve_hub_names(written, HUB_FLAGS if fetch else ())
     config = replace(
-        sort_values(written, names, flow.parameters.hp, urls, partial(sampling_roles, flow)), places=places
+        sort_values(resolved.local, names, flow.parameters.hp, urls, partial(sampling_roles, flow)),
+        places=places,
+        values=resolved.values,
+        models=resolved.models,
+        written=resolved.written(written),
     )
     hp = hp if hp is not None else flow.parameters.hp
     if hp is None and config.hp:

@@ -29,6 +29,7 @@ from rlflow.config.roles.rewards import RewardNames
 from rlflow.data.data_spec import parse_source
 from rlflow.data.dataset import Dataset
 from rlflow.data.gym import PREFIX
+from rlflow.data.hub_names import snapshot_of
 from rlflow.errors import PlanError
 from rlflow.extras import VERSION
 from rlflow.monitoring.reporter import Reporter
@@ -102,6 +103,7 @@ def find_dependencies(sources: Sources, options: Options) -> Dependencies:
     for folder, names in folders(sources).items():
         try:
             parts |= {f"{names}: {name}": value for name, value in _small(folder)}
+            parts |= {f"{names}: commit": str(name)} if (name := snapshot_of(folder)) else {}
             own = {f"{names}: {path.name}": path for path in (weight_files(folder) if names != DATA else ())}
             weights |= {name: weight_file(path) for name, path in own.items()}
             paths |= own
@@ -109,7 +111,8 @@ def find_dependencies(sources: Sources, options: Options) -> Dependencies:
             raise unreadable(folder, error) from error
     modules = Imports()
     parts |= dict(_code(sources, modules))
-    data = f"data {Path(sources.training.name).name}"
+    data = _data_name(sources.training)
+    parts |= {f"{_data_name(each)}: commit": each.commit for each in commits(sources.training)}
     parts |= {
         f"{data}: records": f"digest {sources.training.digest}",
         f"{data}: held-out records": f"digest {sources.held_out.digest}",
@@ -122,6 +125,15 @@ def find_dependencies(sources: Sources, options: Options) -> Dependencies:
     return Dependencies(
         Identity(kept=parts, told=versions(sources, options, modules), weights=weights), paths
     )
+
+
+def _data_name(data: Dataset) -> str:
+    return f"data {data.name if data.commit else Path(data.name).name}"
+
+
+def commits(data: Dataset) -> list[Dataset]:
+    """Return the sources of a data set that come from the Hub."""
+    return [each for each in (data, *data.parts.values()) if each.commit]
 
 
 def unreadable(folder: Path | None, error: OSError) -> PlanError:

@@ -22,6 +22,7 @@ from rlflow.config.flags import evaluation_names, sort_rewards
 from rlflow.config.folders import model_folder
 from rlflow.config.roles.opened_data import made_up
 from rlflow.config.roles.prompt_room import positions_of
+from rlflow.data.hub_names import folder_name
 from rlflow.errors import PlanError, listed
 from rlflow.monitoring.metric_names import plainly
 from rlflow.monitoring.reporter import Reporter
@@ -100,7 +101,7 @@ def evaluate_folder(folder: Path, values: Mapping[str, Any], out: Path, reporter
     given = {**tokens, **with_rewards({}, values), "model": str(folder), "held_out": 0}
     config, hp = resolve_config(ANSWER, None, given, use_packaged_task=False)
     context = prepare(ANSWER, hp, config, reporter.note, judge=None, data=made_up(ANSWER))
-    return _measured(context, folder, None, out, folder.name, reporter)
+    return _measured(context, folder, None, out, folder_name(folder), reporter)
 
 
 def evaluate_run(

@@ -50,6 +50,7 @@ from rlflow.config.roles.opened_data import open_dataset
 from rlflow.config.roles.prompt_room import boundaries, longest_row
 from rlflow.config.roles.replies import reply_problems, stop_problems
 from rlflow.config.roles.tool_prompts import encoder_with_tools, with_tools, with_tools_of
+from rlflow.data import hub
 from rlflow.data.dataset import Dataset
 from rlflow.data.ends import NONE, Variables, ends_of
 from rlflow.data.prompts import Prompts
@@ -71,6 +72,7 @@ from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_
 from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
 from rlflow.runs.guards import make_weight_check, screen_records
 from rlflow.runs.held_out import HeldOut, evaluated_role, evaluations, flow_evaluation, usable_sets
+from rlflow.runs.model_lines import model_lines
 from rlflow.runs.planning import (
     PlacedRoles,
     crowd_warnings,
@@ -132,9 +134,13 @@ def prepare(
         raise FlowError(*report.errors)
     if options.ray_address is None:  # a cluster may have GPUs although its driver has none
         device_of(options.device)
+    for name in config.models.values():
+        hub.complete_model(name, note)
     placed = place_roles(report.program, bind_roles(report.program.graph, config), config)
     for warning in crowd_warnings(placed):
         note(str(warning))
+    for line in model_lines(placed.roles, reward_folders(options.reward), options.dtype):
+        note(line)
     if placed.placement is not None and not placed.placement.threads:
         ask("ray", "cluster")
     for line in unrepeatable(specs) if begun else ():
@@ -217,10 +223,7 @@ def rotated_rows(
     Returns 0 if no model's do, or if the length is unknown. Raises PlanError if --longest-row is shorter than
     the longest row of the data.
     """
-    folders_of = {name: role.folder for name, role in placed.roles.items()}
-    folders_of |= {
-        spec.name: Path(spec.path) for spec in map(parse_reward, options.reward) if spec.kind == "model"
-    }
+    folders_of = {name: role.folder for name, role in placed.roles.items()} | reward_folders(options.reward)
     models = {name: found for name, folder in folders_of.items() if (found := boundaries(folder))}
     if not models or options.backend == NULL:
         return 0
@@ -251,6 +254,11 @@ def rotated_rows(
         f"and samples with those for {of}{why}"
     )
     return longest
+
+
+def reward_folders(written: Iterable[str]) -> dict[str, Path]:
+    """Return the folders of the reward models among the rewards of a run, by the reward's name."""
+    return {spec.name: Path(spec.path) for spec in map(parse_reward, written) if spec.kind == "model"}
 
 
 def replies(

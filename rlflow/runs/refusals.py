@@ -34,11 +34,12 @@ LIGHT = {"local"}  # backends that need no checks of the placement of their own
 def refusals(flow: Flow, program: Program, values: Mapping[str, Any]) -> list[Problem]:
     """Return the problems for which a run of the program would be refused.
 
-    ``values``: the flags of the run, by name. A model folder or GPU that this machine does not have is only a
-    warning. Backends are imported only if the flags name a backend other than ``local``, or set ``--memory``.
-    Raises PlanError if the values are not a valid configuration.
+    ``values``: the flags of the run, by name, with folders in place of models on the Hub. A model folder or
+    GPU that this machine does not have is only a warning. Backends are imported only if the flags name a
+    backend other than ``local``, or set ``--memory``. Raises PlanError if the values are not a valid
+    configuration.
     """
-    config, _ = resolve_config(flow, None, values)
+    config, _ = resolve_config(flow, None, values, fetch=False)
     decisions = _Decisions(flow, program, config)
     problems = [problem for decide in decisions.before_backends() for problem in _raised(decide)]
     problems += problems_before_backends(program.graph, config.options, lambda role: config.role(role).values)

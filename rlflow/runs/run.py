@@ -14,8 +14,8 @@ from typing import Any
 
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
-from rlflow.config.flags import flat
-from rlflow.config.options import Options
+from rlflow.config.flags import RunConfig, flat
+from rlflow.config.hub_values import same_name
 from rlflow.errors import PlanError, listed
 from rlflow.monitoring.outputs import make_reporter
 from rlflow.monitoring.reporter import Reporter
@@ -46,14 +46,13 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     def start() -> RunResult:
         return start_run(prepare(flow, hp, config, reporter.note, folder=Path(config.options.out)), reporter)
 
-    return start_or_resume(flow, hp, config.options, config.values, reporter, start)
+    return start_or_resume(flow, hp, config, reporter, start)
 
 
 def start_or_resume(
     flow: Flow,
     hp: Any,
-    options: Options,
-    values: Mapping[str, Any],
+    config: RunConfig,
     reporter: Reporter,
     start: Callable[[], RunResult],
 ) -> RunResult:
@@ -61,9 +60,10 @@ def start_or_resume(
 
     If that run has no checkpoint yet, it starts with its first iteration.
 
-    ``values``: the given flags, by name. Raises the errors of ``start`` and ``resume``. These include RunHeld
+    Raises the errors of ``start`` and ``resume``. These include RunHeld
     if another process executes the run, and PlanError with the code resume-done if the run has finished.
     """
+    options = config.options
     if options.resume is None or options.name is None:
         return start()
     folder = Path(options.out) / options.name
@@ -74,11 +74,13 @@ def start_or_resume(
             if error.problems[0].code != "run-exists":
                 raise
             reporter.note(f"another process has just started the run '{folder}'; it is resumed here")
-    return resume(folder, _changed(folder, flow, hp, values), reporter, begin=True)
+    return resume(folder, _changed(folder, flow, hp, config), reporter, begin=True)
 
 
-def _changed(folder: Path, flow: Flow, hp: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(folder: Path, flow: Flow, hp: Any, config: RunConfig) -> dict[str, Any]:
     """Return the given flags whose values differ from those of the run in the folder.
+
+    A name on the Hub that is given without a commit keeps the commit that the run has recorded.
 
     Raises PlanError if that run uses another algorithm, or if a flag is missing that the run needs to
     continue.
@@ -92,7 +94,10 @@ def _changed(folder: Path, flow: Flow, hp: Any, values: Mapping[str, Any]) -> di
             expected=f"'{flow.name}'",
             remedy="choose another --name",
         )
-    before, given = recorded_values(saved), {**values, **_settings(hp, saved["hp"])}
+    before, given = recorded_values(saved), {**config.values, **_settings(hp, saved["hp"])}
+    given |= {
+        name: before[name] for name, value in config.written.items() if same_name(value, before.get(name))
+    }
     differ = [
         name
         for name in {**before, **given}

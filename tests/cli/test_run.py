@@ -104,10 +104,10 @@ def test_an_impossible_run_is_reported_briefly_and_exits_with_2(tmp_path, called
 
 
 def test_a_missing_model_is_reported(called):
-    code, _, err = called("run", "ppo", "--model", "OWNER/NAME", "--data", "chain_sum")
+    code, _, err = called("run", "ppo", "--model", "no/such/folder", "--data", "chain_sum")
     assert code == 2
-    assert "there is no model folder 'OWNER/NAME'" in err
-    assert "hf download OWNER/NAME" in err
+    assert "there is no model folder 'no/such/folder'" in err
+    assert "name a model on the Hub: OWNER/NAME" in err
 
 
 def test_a_taken_name_or_folder_is_reported_before_loading(tmp_path, called):

@@ -20,9 +20,10 @@ def test_another_folder_is_refused_with_the_nearest_model_folder(tmp_path):
     assert (problem.code, problem.nearest) == ("model-folder", str(tmp_path / "qwen3"))
 
 
-def test_a_hub_name_is_refused_with_its_download_command():
-    with pytest.raises(PlanError, match="hf download Qwen/Qwen3-0.6B --local-dir FOLDER"):
-        model_folder("Qwen/Qwen3-0.6B")
+def test_a_name_on_the_hub_is_not_a_wrong_folder():
+    check_model_folders({"model": "Qwen/Qwen3-0.6B"})
+    with pytest.raises(PlanError, match="name a model on the Hub: OWNER/NAME"):
+        model_folder("Qwen3-0.6B")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
+from hub_server import NOWHERE, reach
 
 from rlflow.author.load import load_flow
 from rlflow.cli.check import check_flow
@@ -95,6 +97,16 @@ def test_a_missing_model_folder_or_gpu_is_a_warning(flags):
     assert [problem.code for problem in report.problems if problem.severity == "warning"] == [
         "model-folder" if "model" in flags else "device"
     ]
+
+
+def test_check_warns_of_a_model_that_this_machine_cannot_fetch(monkeypatch, tmp_path):
+    reach(monkeypatch, NOWHERE)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    report = check_flow("grpo", ["--actor.model", "org/name", "--data", "org/data:main"])
+    assert report.ok
+    warnings = [problem for problem in report.problems if problem.severity == "warning"]
+    assert [problem.code for problem in warnings] == ["hub-unreachable"]
+    assert warnings[0].found.startswith(f"no answer from {NOWHERE}")
 
 
 def test_a_missing_tracker_is_refused():
