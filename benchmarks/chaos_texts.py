@@ -68,7 +68,7 @@ def configurations(place: Place) -> Iterator[Outcome]:
 def joined(place: Place) -> Iterator[Outcome]:
     """Run random flows with follow-up prompts, and with selected and joined rows.
 
-    They run on two ranks. Nodes start with random delays, and the run is killed at a random node.
+    The flows run on two ranks. Nodes start with random delays, and the run is killed at a random node.
     """
     for number, (shape, timing) in enumerate(place.of(shapes(HISTORIES), 2)):
         folder = place.folder / str(number)

@@ -67,7 +67,7 @@ def parallel(prompts, actor, critic, reward):
 def overlap(times: int) -> None:
     """Time a flow with a reward and a forward pass of 0.5 s each.
 
-    It has one row, so that the reward runs once.
+    The flow has one row, so that the reward runs once.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,7 @@
 """A pytest plugin for the fork that tests a mutant. It runs only the chosen tests.
 
-It also logs when each test starts and ends. If the process dies, the log shows which test was running.
+The plugin also logs when each test starts and ends. If the process dies, the log shows which test was
+running.
 """
 
 from __future__ import annotations

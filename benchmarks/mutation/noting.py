@@ -1,7 +1,7 @@
 """A pytest plugin for a probed copy, which records which test reaches which probe.
 
-It selects the row of the hits file that probes write to, and logs the rows and seconds of each test. Each
-test has its own row. The rows of the shared fixtures that it uses also count for it.
+The plugin selects the row of the hits file that probes write to, and logs the rows and seconds of each test.
+Each test has its own row. The rows of the shared fixtures that it uses also count for it.
 """
 
 from __future__ import annotations

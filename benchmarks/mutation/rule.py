@@ -2,8 +2,8 @@
 
 Tests that reach the mutant's line come first, the fastest first. Then come the other tests in the folder that
 mirrors the package of the mutant's file, because shared fixtures or other processes may also depend on the
-line. The selection is limited to BUDGET seconds, with the times from the probed run. The current load of the
-machine therefore has no influence.
+line. The selected tests took at most BUDGET seconds in the probed run. The current load of the machine
+therefore does not change the selection.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def stages(
 def of_folder(path: Path, tests: Iterable[str]) -> list[str]:
     """Return the tests in the folder that mirrors the package of the source ``path``.
 
-    If it has no tests, the nearest parent folder with tests is used. For a module directly in rlflow/, such
-    as rlflow/plan.py, these are tests/test_plan.py and the tests in tests/plan/.
+    If this folder has no tests, the nearest parent folder with tests is used. For a module directly in
+    rlflow/, such as rlflow/plan.py, these are tests/test_plan.py and the tests in tests/plan/.
     """
     inside = Path(*path.parts[1:]) if path.parts[0] == "rlflow" else path
     if len(inside.parts) == 1:

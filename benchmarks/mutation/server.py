@@ -68,7 +68,7 @@ def tested(arguments: list[str], seconds: float, output: str) -> int | None:
 def _end_orphans() -> None:
     """Kill processes that the fork left running.
 
-    They are children of this process now, since it is a subreaper.
+    These processes are now children of this process, which is their subreaper.
     """
     while left := psutil.Process().children(recursive=True):
         for process in left:

@@ -43,7 +43,8 @@ class CurveRow:
 def shown_metrics(goal: Goal) -> tuple[str, ...]:
     """Return the names of the metrics in the table of seeds.
 
-    This is the goal's metric. If the metric is a sampled or greedy accuracy, both accuracies are shown.
+    The table shows the goal's metric. If this is the sampled or the greedy accuracy, the table shows both
+    accuracies.
     """
     of, _, figure = goal.metric.rpartition("/")
     return tuple(f"{of}/{each}" for each in FIGURES) if of and figure in FIGURES else (goal.metric,)

@@ -38,7 +38,7 @@ class Curve:
 
     @property
     def final(self) -> float:
-        """The value of the evaluation after the most iterations."""
+        """The value of the last evaluation, which is the one after the most iterations."""
         return self.ordered[-1].value
 
 

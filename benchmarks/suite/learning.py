@@ -95,7 +95,7 @@ def difference(
 ) -> Estimate:
     """Return the mean of ``ours`` minus the mean of ``reference``, with a t interval.
 
-    Each has at least two values. If ``paired``, values with the same index are a pair, and the interval is
+    Both have at least two values. If ``paired``, values with the same index are a pair, and the interval is
     Student's for the differences of the pairs. Otherwise the interval is Welch's.
     """
     mean, error, freedom = _means(ours, reference, paired)

@@ -128,7 +128,7 @@ class Runner:
     def _anew(self, seed: int) -> bool:
         """Whether a cell that is prepared again restarts with its first iteration.
 
-        It does if the suite only measures speed. Each round then has the same work in every cell, and the
+        It restarts if the suite only measures speed. Each round then has the same work in every cell, and the
         weights learned so far are not needed.
         """
         turns = [turn for cell in self.cells for turn in self._known(cell).turns if turn.seed == seed]

@@ -17,8 +17,8 @@ from rlflow.errors import PlanError
 def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -> ModelFootprint:
     """Return the memory that a role's model needs on its pools.
 
-    It is unknown (``ModelFootprint(None)``) if the trainer does not declare how its ranks divide the model
-    (``divided``). Raises PlanError if the headers of the model's files cannot be read.
+    The memory is unknown (``ModelFootprint(None)``) if the trainer does not declare how its ranks divide the
+    model (``divided``). Raises PlanError if the headers of the model's files cannot be read.
     """
     trainer, generator, name = role.trainer, role.generator, role.name
     if role.folder is None or trainer.can.divided is None:

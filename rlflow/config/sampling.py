@@ -1,6 +1,7 @@
 """Sampling settings from the command line, which override those in the flow.
 
-They are written --ROLE.generate.NAME, or --ROLE.generate#2.NAME for the role's second call of `generate`.
+The flags are written --ROLE.generate.NAME, or --ROLE.generate#2.NAME for the role's second call of
+`generate`.
 """
 
 from __future__ import annotations

@@ -240,8 +240,8 @@ def _number(name: str) -> int:
 def fifths(data: Dataset, held_out: int) -> dict[str, int]:
     """Return the number of questions to hold out from each source, by name.
 
-    This is the source's share of ``held_out`` by weight, but at least 1 and at most a fifth of its questions.
-    A source with fewer than 5 questions holds out none.
+    The number is the source's share of ``held_out`` by weight, but at least 1 and at most a fifth of its
+    questions. A source with fewer than 5 questions holds out none.
     """
     total = sum(data.weights.values())
     questions: dict[str, set[str]] = {name: set() for name in data.parts}

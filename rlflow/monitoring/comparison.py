@@ -41,7 +41,7 @@ class Arm:
     def curve(self, metric: str) -> Curve:
         """Return the mean curve of the arm's runs.
 
-        It has a point at each number of iterations for which all runs have a value.
+        The curve has a point at each number of iterations for which all runs have a value.
         """
         curves = [dict(run.curve(metric)) for run in self.runs]
         common = sorted(set.intersection(*map(set, curves)))

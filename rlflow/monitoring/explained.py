@@ -60,7 +60,7 @@ def explanation(folder: Path) -> list[str]:
 def as_json(folder: Path) -> dict[str, Any]:
     """Return the content of `rlflow explain --json` as plain values.
 
-    It has the findings with their evidence and thresholds, and the content of bounds.json.
+    These are the findings with their evidence and thresholds, and the content of bounds.json.
     """
     run = recorded(folder)
     return {

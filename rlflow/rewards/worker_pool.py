@@ -151,9 +151,9 @@ class WorkerProcess:
     def receive(self, seconds: float, place: int = frames.WHOLE) -> Any:
         """Return the process's next reply to the last request.
 
-        It must be the reply for the row at index ``place``. By default, the reply must be for the complete
-        request. Raises RewardLate after ``seconds``. Raises Died if the process has ended, or if the reply is
-        invalid or for another row.
+        ``place``: the index of the row that the reply must be for. By default, the reply must be for the
+        complete request. Raises RewardLate after ``seconds``. Raises Died if the process has ended, or if the
+        reply is invalid or for another row.
         """
         until = Deadline(seconds, self._clock)
         try:

@@ -1,6 +1,6 @@
 """A hand-written iteration of `ppo`, which calls the same backend's functions in order.
 
-This is the minimum cost of an iteration: there is no engine, and nothing is recorded, scheduled or saved.
+Its cost is the minimum for an iteration: there is no engine, and nothing is recorded, scheduled or saved.
 ``cell["flags"]`` are flags of `rlflow run`.
 """
 

@@ -145,7 +145,7 @@ def stays(started: Roles, batch: Batch, workers: int) -> Call:
 def moves(started: Roles, batch: Batch, workers: int) -> Call:
     """Return a function that makes a call whose columns are stored on the smaller pool.
 
-    It drops copies that an earlier call fetched, so that each call fetches the columns again.
+    The function drops copies that an earlier call fetched, so that each call fetches the columns again.
     """
     engine = started.prepared.engine
     there = engine.spread(batch, HALF)

@@ -142,7 +142,8 @@ def present(flags: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the old length limits to the current ones.
 
-    Each of prompt and response had its own limit, 1024 by default. Now one limit applies to both together.
+    The prompt and the response each had a limit of their own, 1024 by default. Now one limit applies to both
+    together.
     """
     prompt, answer = given.get("prompt_max_len"), given.get("generate_max_len")
     if prompt is None and answer is None:

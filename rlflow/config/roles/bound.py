@@ -290,7 +290,7 @@ def model_of(config: RoleConfig, model: str | None) -> Path | None:
 def has_weight_check(role: BoundRole, options: Options) -> bool:
     """Whether weight checks compare the role's trainer with its generator.
 
-    They do if the two sides have different backends that should hold the same weights.
+    The checks run if the two sides have different backends that should hold the same weights.
     """
     wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
     return wanted and role.trainer.backend != role.generator.backend and role.generator.offers(ScoresTokens)
@@ -299,7 +299,8 @@ def has_weight_check(role: BoundRole, options: Options) -> bool:
 def shares_weights(role: BoundRole, options: Options) -> bool:
     """Whether the role's generator samples from the same tensors that its trainer updates.
 
-    This requires a run in one process, no staleness, the same dtype on both sides, and no offloading.
+    Sharing the tensors requires a run in one process, no staleness, the same dtype on both sides, and no
+    offloading.
     """
     beside = all(role.needs) and not options.pools and not options.staleness and options.memory is None
     same = options.dtype != "bfloat16" or not role.use.trained  # trained weights are float32

@@ -47,7 +47,7 @@ class HeldOutJudge:
     def of(dtype: torch.dtype, rewards: Mapping[str, Reward]) -> HeldOutJudge:
         """Return a judge that scores with these rewards, given by data source.
 
-        It also extracts answers for a source whose reward is a built-in scorer.
+        The judge also extracts answers for a source whose reward is a built-in scorer.
         """
         return HeldOutJudge(dtype, {source: _extracting(reward) for source, reward in rewards.items()})
 

@@ -109,7 +109,7 @@ def _summary(docstring: str) -> str:
 def _described(docstring: str) -> dict[str, str]:
     """Return the parameter descriptions in a docstring, by parameter name.
 
-    Each must be on a line of its own.
+    Each description must be on its own line.
     """
     matches = (ARGUMENT.match(line) for line in docstring.splitlines()[1:])
     return {match[1]: match[2].strip() for match in matches if match}
