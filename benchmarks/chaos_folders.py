@@ -159,7 +159,7 @@ def killed(folder: Path, code: int, end: int, wanted: faults.Content) -> Outcome
 def lost(place: Place) -> Iterator[Outcome]:
     """Move or delete the run's folder when a node of the third iteration starts.
 
-    The run must end soon, save its state elsewhere, and print where the state is.
+    The run must end soon, save its state, and print where the state is.
     """
     wanted = homes.null_run(place.folder / "wanted").folder
     for number, (node, kind) in enumerate(

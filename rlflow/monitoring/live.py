@@ -35,7 +35,8 @@ def lively(stream: TextIO) -> bool:
 class Live:
     """A reporter that shows the run at the bottom of a terminal. ``clock``: returns seconds.
 
-    If drawing fails, the next event raises the error, so that the caller drops this reporter.
+    If a frame cannot be drawn, the error is shown in its place. If the terminal is gone, the next event
+    raises the error, so that the caller drops this reporter.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -135,7 +136,10 @@ class Live:
         live.refresh()
 
     def _drawn(self) -> RenderableType:
-        """Draw the current frame. Any thread may call this, since a frame is never changed, only replaced."""
+        """Return the drawing of the current frame, or the error if it cannot be drawn.
+
+        Any thread may call this, since a frame is never changed, only replaced.
+        """
         try:
             return draw(replace(self.frame, running=self._clock() - self._since), self._console.width)
         except Exception as error:
