@@ -1,6 +1,6 @@
-"""The engine: models, rewards and RNG of a run, with one method per kind of call.
+"""The engine: the models, rewards and random seeds of a run, with a method for each kind of call.
 
-Eager flows and compiled plans call the same engine, so their results are the same.
+Eager flows and compiled plans call the same engine, so their results are equal.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ Metrics = dict[Figure, float]
 
 
 class Scorer(Protocol):
-    """A reward that is bound to a reward role: functions, models, or the score of an environment."""
+    """The object that computes the scores of a reward role.
+
+    It calls functions or models, or takes the score that an environment gave.
+    """
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """Return the scores of rows, and metrics.
+        """Return the scores of the rows, and metrics.
 
-        Scores: [rows], float32, or float64 in a float64 run; NaN for a missing score.
+        The scores are [rows], float32, or float64 in a float64 run. A missing score is NaN.
         """
 
 
@@ -65,7 +68,7 @@ HERE = CallOptions()
 
 @dataclass(frozen=True)
 class Chunks:
-    """How many chunks the rows of a call are sampled in, and which columns each chunk needs."""
+    """Into how many chunks sampled rows are divided, and which columns each chunk needs."""
 
     count: int
     names: tuple[str, ...]  # columns that readers of a chunk need
@@ -73,7 +76,7 @@ class Chunks:
 
 @dataclass
 class Engine:
-    """Runs the calls of a run: a ``LocalEngine`` in one process, or a ``ClusterEngine`` on pools."""
+    """Runs the calls of a flow: a ``LocalEngine`` in one process, or a ``ClusterEngine`` on pools."""
 
     models: Mapping[str, RoleModel]  # by role
     scorers: Mapping[str, Scorer]  # by role
@@ -99,10 +102,10 @@ class Engine:
     environments: Mapping[str, EnvironmentPool] = field(default_factory=dict)
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
-        """Return an engine for the calls of a later iteration.
+        """Return an engine for the calls of another iteration.
 
-        It uses the seeds of that iteration, and its columns are kept until that iteration ends. ``weights``:
-        role → weights to sample with; other roles use the newest weights.
+        It uses the seeds of ``iteration``, and keeps its columns until this iteration ends. ``weights``: role
+        → weights to sample with; other roles sample with the newest weights.
         """
         later = copy.copy(self)
         later.iteration, later.weights = iteration, weights or {}
@@ -111,33 +114,37 @@ class Engine:
     def evaluating(self) -> Self:
         """Return an engine for an evaluation.
 
-        Its seeds are the same in each evaluation, and differ from the seeds of training.
+        Its seeds are equal in every evaluation, and differ from the seeds of training.
         """
         other = copy.copy(self)
         other.seed, other.drawn = derived(self.seed, "evaluation"), 0
         return other
 
     def seed_of(self, call: int) -> int:
-        """Return the seed of the n-th call of this iteration."""
+        """Return the seed of a call in this iteration. ``call``: the number of the call in program order."""
         return derived(self.seed, self.iteration if self.drawn is None else self.drawn, call)
 
     def generate(
         self, role: str, prompts: Batch, sampling: Sampling, call: int, call_options: CallOptions = HERE
     ) -> Batch:
-        """Return sampled rows with the columns of `generate`.
+        """Sample ``sampling.samples`` rows for each prompt. Return the rows with the columns of `generate`.
 
-        The ``samples`` rows of a prompt are adjacent. ``call``: the number of the call in the iteration.
+        The rows of a prompt are adjacent. ``call``: the number of the call in the iteration, from which the
+        seed is derived.
         """
         return self.sample(role, prompts, sampling, self.seed_of(call), call_options)
 
     def sample(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions = HERE
     ) -> Batch:
-        """Sample rows from prompts with the newest weights. Equal seeds give equal rows."""
+        """Sample ``sampling.samples`` rows for each prompt with the newest weights.
+
+        If the seeds of two calls are equal, their rows are equal.
+        """
         raise NotImplementedError
 
     def sampled_columns(self, role: str) -> tuple[str, ...]:
-        """Return the names of the columns that sampling from a role returns."""
+        """Return the names of the columns that a role's sampled rows have."""
         return (
             *methods.GENERATE_GIVES,
             "group",
@@ -145,7 +152,7 @@ class Engine:
         )
 
     def to_sample(self, role: str, prompts: Batch) -> Batch:
-        """Return the columns of prompts that sampling from a role reads."""
+        """Return the prompts with only the columns that sampling from the role reads."""
         own = (
             episodes.read_columns(prompts.data, self.environments[role]) if role in self.environments else ()
         )
@@ -160,9 +167,9 @@ class Engine:
         into: Chunks,
         call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample like ``generate``, but yield chunks of rows as soon as they are complete.
+        """Sample like ``generate``, but yield chunks of rows as soon as they are sampled.
 
-        The last batch that is yielded has all rows.
+        The last batch that is yielded contains all rows. ``into``: the number of chunks, and their columns.
         """
         yield from self.sample_chunks(role, prompts, sampling, self.seed_of(call), into, call_options)
 
@@ -175,16 +182,17 @@ class Engine:
         into: Chunks,
         call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample rows in chunks, like ``chunks``. Equal seeds give equal rows.
+        """Sample rows and yield them in chunks, as ``chunks`` does, from the given seed.
 
-        The axis of each chunk is a selection from the axis of all rows.
+        If the seeds of two calls are equal, their rows are equal. The axis of each chunk is a selection from
+        the axis of all rows. The last batch that is yielded contains all rows.
         """
         raise NotImplementedError
 
     def in_order(self, pieces: Sequence[Batch]) -> Batch:
-        """Join batches that together contain each row of one axis, in the order of that axis.
+        """Join batches that are selections from one axis, in the order of this axis.
 
-        Raises ValueError if a row is missing or appears twice.
+        Raises ValueError if a row of the axis is missing or appears twice.
         """
         axis = pieces[0].axis.parent
         index = torch.cat([piece.axis.index for piece in pieces if piece.axis.index is not None])
@@ -198,14 +206,14 @@ class Engine:
     def forward(
         self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
     ) -> Batch:
-        """Run a role's trainer forward over rows, and return the wanted columns.
+        """Run a forward pass of the role's trainer over the rows. Return the columns ``want``.
 
-        ``want``: the quantities to return, such as logprobs.
+        ``want``: quantities such as ``logprobs``.
         """
         raise NotImplementedError
 
     def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
-        """Return the column `logprobs` of given tokens from the role's generator.
+        """Return the column ``logprobs`` of the rows' tokens, computed by the role's generator.
 
         The generator first gets the trainer's newest weights.
         """
@@ -214,9 +222,9 @@ class Engine:
     def reward(
         self, role: str, batch: Batch, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Score rows. Return the column ``scores``, and metrics with the number of missing scores.
+        """Score the rows. Return the column ``scores``, and metrics with the number of missing scores.
 
-        A row whose episode failed is not passed to the reward and has a missing score.
+        If the episode of a row failed, the reward does not get the row, and its score is missing.
         """
         raise NotImplementedError
 
@@ -230,9 +238,10 @@ class Engine:
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Train a role on rows, or do nothing if the update is not due in this iteration.
+        """Train the role on the rows. Do nothing if the update is not due in this iteration.
 
-        ``settings``: the settings of the loss. Returns metrics, and the result for each row.
+        ``settings``: the settings of the loss. ``call``: the number of the call in the iteration. Returns
+        metrics, and for each row whether the update learned from it.
         """
         if self.iteration < options.after:
             rows = torch.zeros(len(batch), dtype=torch.int64)
@@ -249,7 +258,7 @@ class Engine:
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Run an update that is due. Parameters and results are as in ``update``."""
+        """Run an update that is due. Parameters and results are those of ``update``."""
         raise NotImplementedError
 
     def stage(
@@ -260,58 +269,60 @@ class Engine:
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[Batch, PartialMetrics]:
-        """Run a stage on rows. Returns its columns and its partial metrics."""
+        """Run a stage on the rows. Return the columns that it gives, and its partial metrics."""
         raise NotImplementedError
 
     def may_change(self, stage: Stage) -> None:
-        """Count a stage with side effects as an update of its role, because it may change the weights.
+        """Increase the version of the weights of a stage's role, if the stage may change them.
 
-        The generator then gets the weights again.
+        A stage with side effects may change them. The generator then gets the weights again before it
+        samples.
         """
         if stage.on and not stage.pure:
             self.models[stage.on].version += 1
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """Place the driver's columns of a batch on a pool; in one process, return the batch unchanged."""
+        """Place a batch of this process on a pool. In one process, return the batch unchanged."""
         return batch
 
     def near(self, batch: Batch, call_options: CallOptions = HERE) -> str | None:
-        """Return the pool that has most of the rows; None in one process."""
+        """Return the pool that stores most of the rows; None in one process."""
         return None
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
-        """Return the batch, stored until the iteration of this engine has ended."""
+        """Return the batch, which is then stored until the iteration of this engine ends."""
         return batch
 
     def frozen(self, role: str) -> Any:
-        """Return the role's current weights in a form that can be sampled with later."""
+        """Return the role's current weights in a form with which a later call can sample."""
         raise NotImplementedError("one process samples with the newest weights")
 
     def packed(self, batch: Batch) -> bytes:
-        """Return columns as bytes for a checkpoint."""
+        """Return the batch as bytes for a checkpoint."""
         raise NotImplementedError("one process samples nothing ahead")
 
     def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
-        """Load a batch that ``packed`` returned, and place it on a pool.
+        """Return the batch that ``packed`` returned as ``payload``, placed on a pool.
 
         ``axis``: the row axis of the batch; None makes a new axis.
         """
         raise NotImplementedError("one process samples nothing ahead")
 
     def joined(self, batches: list[Batch]) -> Batch:
-        """Join the rows of all batches, one batch after another."""
+        """Return one batch with the rows of all batches, one batch after another."""
         return Batch.concat(batches)
 
     def on_output(self, on_output: Callable[[bytes], object]) -> None:
-        """Register a function that gets the output of rewards in other processes.
+        """Register a function that gets the output of reward processes.
 
-        In one process there is none.
+        In one process, there is no such output.
         """
 
     def summarise(self, records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> IterationSummary:
-        """Summarise the recorded columns of an iteration.
+        """Return the summary of the columns that an iteration recorded.
 
-        ``records``: column name → batch with the column. ``judged``: which columns are scores.
+        ``records``: name → batch with this column. ``judged``: which of these columns are scores or depend on
+        scores.
         """
         return summarise(records, judged)
 
@@ -320,43 +331,46 @@ class Engine:
         return batch
 
     def gather(self, batch: Batch) -> Batch:
-        """Return the batch with its values in this process, regardless of its size.
+        """Return the batch with its values in this process, however large it is.
 
-        A run uses this method to record evaluations.
+        A run records evaluations with this method.
         """
         return batch
 
     def moved(self) -> dict[str, Any]:
-        """Return metrics since the last call: weight transfers, and offloaded and loaded parts of models."""
+        """Return metrics of weight transfers and of moved model parts since this method was last called."""
         return self.offloads.moved()
 
     def traffic(self) -> dict[str, int]:
-        """Return the bytes sent between processes since the last call, by kind; empty in one process."""
+        """Return the bytes that processes sent to each other since this method was last called, by kind.
+
+        The result is empty in one process.
+        """
         return {}
 
     def ran(self) -> list[RankSpan]:
-        """Return the time spans in which ranks of pools ran calls since this method was last called.
+        """Return the spans of the calls that ranks of pools ran since this method was last called.
 
-        Empty in one process.
+        The result is empty in one process.
         """
         return []
 
     def finished(self) -> None:
-        """End the iteration, also after an error, and free everything that only this iteration uses."""
+        """End the iteration and free everything that only this iteration uses. Also called after an error."""
 
     def state_batch(self, batch: Batch) -> Batch:
-        """Return the flow's state and the iteration clock as scalar columns over the batch's rows."""
+        """Return the flow's state, ``iteration`` and ``progress`` as scalar columns for the batch's rows."""
         return Batch(
             batch.axis, self.clock() | {name: self.state_data(value) for name, value in self.state.items()}
         )
 
     def clock(self) -> dict[str, Data]:
-        """Return the columns of the iteration clock."""
+        """Return the scalar columns ``iteration`` and ``progress``."""
         number = Data(Kind(Level.SCALAR, "int64"), torch.tensor(self.iteration))
         return dict(zip(CLOCK, (number, self.state_data(self.iteration / self.iterations)), strict=True))
 
     def state_data(self, value: float) -> Data:
-        """Return a number of the state as a column."""
+        """Return the value of a state scalar as a column."""
         return Data(
             Kind(Level.SCALAR, str(self.dtype).removeprefix("torch.")), torch.tensor(value, dtype=self.dtype)
         )
@@ -364,10 +378,11 @@ class Engine:
     def ask(
         self, batch: Batch, roles: Roles, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Make a follow-up prompt from each row's ``text``, or for each position in the column ``until``.
+        """Return follow-up prompts, and a metric with the number of prompts that were too long.
 
-        Returns the prompts over an axis of their own, without prompts that are too long, and a metric with
-        the number of dropped prompts. ``roles``: the roles that sample from the prompts.
+        If the batch has the column ``until``, the prompts continue responses from the places that it selects.
+        Otherwise, each row's ``text`` gives one prompt. Prompts that are too long are dropped. The prompts
+        have an axis of their own. ``roles``: the roles that sample from the prompts.
         """
         rows, cut = self._prompts(batch, roles, call_options)
         lengths = rows.data["prompt_tokens"].row_lengths
@@ -389,20 +404,20 @@ class Engine:
         ].kind.level is Level.TOKEN else None
 
     def encoded(self, batch: Batch, roles: Roles, call_options: CallOptions = HERE) -> Batch:
-        """Return the columns ``prompt`` and ``prompt_tokens`` for each row's ``text``.
+        """Return the columns ``prompt`` and ``prompt_tokens`` of follow-up prompts from each row's ``text``.
 
-        If the rows have responses, the text continues after the row's prompt and response.
+        If the rows have responses, the text follows the row's prompt and response.
         """
         return encoded_prompts(self.asking, batch, roles)
 
     def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
-        """Return the beginnings of rows to continue from, as ``cut_rows`` does."""
+        """Return prompts that continue responses, and how many response tokens each has, as in ``cut_rows``."""
         return cut_rows(batch)
 
     def choose(self, batch: Batch, options: ChooseOptions) -> tuple[Batch, PartialMetrics]:
-        """Return the rows that the column ``by`` chooses, without columns, and metrics.
+        """Return the rows that ``options`` select by the column ``by``, without columns, and metrics.
 
-        The metric ``dropped`` is the number of rows that were not chosen.
+        The metric ``dropped`` is the number of other rows.
         """
         by = self.fetch(batch)["by"]
         index = chosen_rows(by, batch.axis, options)
@@ -411,14 +426,14 @@ class Engine:
         }
 
     def concat(self, parts: Sequence[Batch], call_options: CallOptions = HERE) -> Batch:
-        """Join the rows of all parts, which have the same columns."""
+        """Return one batch with the rows of all parts, which have the same columns."""
         return joined_rows(parts)
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:
-    """Return a batch from a backend, after checking it.
+    """Return the rows of a backend unchanged, after checking them.
 
-    Raises ValueError if it does not have ``count`` rows or lacks one of the columns ``names``.
+    Raises ValueError if there are not ``count`` rows, or if one of the columns ``names`` is missing.
     """
     missing = [name for name in names if name not in rows]
     if len(rows) != count or missing:
@@ -428,10 +443,13 @@ def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:
 
 
 def reads(names: tuple[str, ...], batch: Batch) -> Batch:
-    """Return those of the columns ``names`` that the batch has."""
+    """Return the batch with only its columns among ``names``."""
     return batch.select(*(name for name in names if name in batch))
 
 
 def model_reads(batch: Batch, *optional: str) -> Batch:
-    """Return the columns that a model reads: prompt_tokens, tokens, and the optional columns if present."""
+    """Return the batch with only the columns that a model reads.
+
+    These are ``prompt_tokens``, ``tokens``, and the columns ``optional`` if the batch has them.
+    """
     return batch.select(*methods.MODEL_READS, *(name for name in optional if name in batch))

@@ -1,4 +1,4 @@
-"""The in-process executor: runs nodes in queues, and stores columns until their last use."""
+"""The executor of a plan: runs nodes in queues, and stores columns until no node will read them any more."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from rlflow.processes.watchdog.process_tag import here_alone
 
 
 class Executor:
-    """Runs plans, one iteration at a time. After each iteration, also after an error, the store is empty.
+    """Runs plans, one iteration at a time. The column store is empty after each iteration and after errors.
 
-    ``heartbeat_page``: lists the running nodes for the watchdog. ``clock``: the clock for deadlines of nodes,
-    in seconds. ``away``: the longest time in seconds for which the clock may pause; the watchdog does not
-    know about these pauses.
+    ``heartbeat_page``: shows the running nodes to the watchdog process. ``clock``: the clock for deadlines of
+    nodes, in seconds. ``away``: the longest time in seconds for which this clock may pause. The watchdog does
+    not see these pauses.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Executor:
         self.heartbeat_page = HeartbeatPage()
 
     def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:
-        """Run one iteration and return its outcome. ``sampled``: rows that were sampled ahead of training.
+        """Run one iteration and return its outcome.
 
-        Raises StageError if a stage raises or exceeds its deadline. Raises Stopped if ``stopping`` is set
-        before weights change; running nodes then finish, and no other nodes start. After weights have started
-        to change, the iteration always runs to its end.
+        ``sampled``: the rows that were sampled ahead of training. Raises StageError if a stage raises or
+        exceeds its deadline. If ``stopping`` is set before weights change, no further node starts, running
+        nodes end, and Stopped is raised. Once weights have started to change, the iteration runs to its end.
         """
         outcome = (
             Outcome(dict(sampled.metrics), list(sampled.spans), account=deepcopy(sampled.account))
@@ -84,9 +84,9 @@ class Executor:
         return outcome
 
     def _summary(self, outcome: Outcome) -> IterationSummary:
-        """Summarise the recorded columns.
+        """Return the summary of the recorded columns.
 
-        If several trained roles sample, compute health metrics for each role.
+        If several trained roles sample, it has health metrics of each.
         """
         whole = self.engine.summarise(outcome.records, outcome.judged.get("", ScoredRecords()))
         own = {
@@ -118,9 +118,9 @@ class Executor:
         ready: Mapping[int, Batch],
         wanted: Collection[int],
     ) -> dict[int, Batch]:
-        """Run a part of a plan, and return the outputs of the ``wanted`` nodes by node.
+        """Run a part of a plan. Return node id → output, for the nodes ``wanted``.
 
-        ``ready``: node → rows that need not be computed. Raises SkipIteration if there is nothing to train
+        ``ready``: node id → rows that are known already. Raises SkipIteration if there is nothing to train
         on.
         """
         run = PlanRun(self, plan, prompts, outcome, state, ready, wanted=wanted)
@@ -132,17 +132,16 @@ class Executor:
         return run.outputs
 
     def evaluating(self) -> Executor:
-        """Return an executor for an evaluation, which uses the same queues.
+        """Return an executor for an evaluation, with the same queues.
 
-        A stop request does not interrupt the evaluation. The run saves the trained state after the
-        evaluation.
+        A stop request does not interrupt an evaluation: the run saves the trained state after the evaluation.
         """
         other = Executor(self.engine.evaluating(), self.queues, self.clock, self.away)
         other.heartbeat_page = self.heartbeat_page
         return other
 
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
-        """Run the body of a `repeat` once, and return its results."""
+        """Run the body of a `repeat` once and return its results."""
         run = PlanRun(self, plan, prompts, outcome, state, body=True)
         run.until_finished()
         assert run.results is not None
@@ -150,9 +149,10 @@ class Executor:
 
 
 class PlanRun:
-    """One run of a plan: the main plan, or the body of a `repeat`, which runs in its own thread.
+    """One run of a plan: a main plan, or the body of a `repeat`, which runs in a thread of its own.
 
-    ``ready``: node → rows that need not be computed.
+    ``ready``: node id → rows that are known already. ``wanted``: ids of nodes whose outputs are kept; if
+    empty, the plan's records are kept instead.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class PlanRun:
         self.writing = False
 
     def until_finished(self) -> None:
-        """Run the plan to its end, or raise the first error of a node."""
+        """Run the plan to its end. If a node fails, raise the first error."""
         instructions = self._scheduler.begin()
         try:
             while not self._carry_out(instructions):
@@ -208,7 +208,7 @@ class PlanRun:
         return self._scheduler.failed(unit) if error else self._scheduler.done(unit)
 
     def _carry_out(self, instructions: list[Instruction]) -> bool:
-        """Carry out instructions of the scheduler. Return whether the run has ended."""
+        """Carry out the scheduler's instructions. Return True if the run has ended."""
         over = any(isinstance(instruction, Finish) for instruction in instructions)
         if over and self._failure is None:
             self._record()
@@ -229,7 +229,7 @@ class PlanRun:
             self.executor.queues.submit(self.plan.lane[unit], self._job(unit))
 
     def _instant(self, unit: int) -> bool:
-        """Whether a unit needs no computation, because its columns exist already or because it joins pieces."""
+        """Return True if a unit needs no queue, because its columns exist already or because it joins pieces."""
         return (
             self.plan.node(unit).op in (Op.DATA, Op.STATE)
             or unit in self.ready
@@ -259,7 +259,7 @@ class PlanRun:
         return job
 
     def _span(self, unit: int) -> None:
-        """Record that a unit ends now. A unit that yields chunks records the time of each chunk."""
+        """Record the time of a unit, or of its latest chunk, as a span that ends now."""
         start, end = self._since[unit], time.monotonic()
         self._since[unit] = end
         self.outcome.spans.append(
@@ -267,15 +267,15 @@ class PlanRun:
         )
 
     def chunk_ended(self, unit: int, released: int) -> None:
-        """Release a chunk of a node that still samples to the units that read the chunk."""
+        """Let the units that read a chunk start. ``unit``: the node that samples it. ``released``: the chunk."""
         self._span(unit)
         self._ended.put((released, None))
 
     def _next(self) -> tuple[int, BaseException | None]:
-        """Return the next unit that ends, with its error. Raises StageError if a unit exceeds its deadline.
+        """Wait for the next unit that ends, and return it with its error, or None if it succeeded.
 
         A unit that is still queued has no deadline yet. If no running unit has a deadline, the method waits
-        LOOK seconds and checks again.
+        LOOK seconds and checks again. Raises StageError if a unit exceeds its deadline.
         """
         while True:
             begun = [i for i in self._scheduler.running if i in self._deadlines]
@@ -292,9 +292,9 @@ class PlanRun:
         return len(self.store.axes.get(self.plan.node(unit).axis, ()))
 
     def seconds(self, node: Node, rows: int = 0) -> float:
-        """Return how many seconds a node may run.
+        """Return the deadline of a node's call in seconds.
 
-        For a reward, this is at least the sum of the deadlines of its rows.
+        For a reward, it is at least the sum of the deadlines of its ``rows`` rows.
         """
         return max(node.timeout, self.engine.reward_timeout * rows) if node.op is Op.REWARD else node.timeout
 
@@ -318,11 +318,11 @@ class PlanRun:
         return self.store.gather(self.plan, node, self.fetch)
 
     def fetch(self, data: Data, axis: Axis) -> Data:
-        """Return a column with its values in this process."""
+        """Return the column with its values in this process."""
         return self.engine.fetch(Batch(axis, {"column": data})).data["column"]
 
     def _perform(self, unit: int) -> None:
-        """Run one node or piece, and keep its output."""
+        """Run a node or piece and store its output."""
         node = self.plan.node(unit)
         if unit in self.plan.pieces:
             self._perform_piece(unit, node)
@@ -356,17 +356,17 @@ class PlanRun:
                 self.ledger.failed[node.id] = self.engine.gather(result.select("failed"))["failed"]
 
     def _perform_piece(self, unit: int, node: Node) -> None:
-        """Run a piece. A chunk without rows is skipped, except the first, which defines the columns."""
+        """Run a piece. A chunk without rows is skipped, except the first chunk, which defines the columns."""
         piece, batch = self.plan.pieces[unit], self._inputs(unit)
         if len(batch) or not piece.chunk:
             with failing(node.name, self.engine.iteration, batch, node.place):
                 self.pieces.put(piece, *PERFORM[node.op](self, node, batch))
 
     def _record(self) -> None:
-        """Keep the data that are used after the run: recorded columns, results of a body, and the flow's
-        state.
+        """Keep the data that are used after the run.
 
-        If the run executes a part of a plan, only the outputs of its ``wanted`` nodes are kept.
+        These are recorded columns, the results of a body, and the flow's state. If there are ``wanted``
+        nodes, only their outputs are kept.
         """
         if self.wanted:
             self.outputs = {i: self._given(self.plan.graph.nodes[i]) for i in self.wanted}
@@ -382,7 +382,7 @@ class PlanRun:
             self._take_results()
 
     def _record_judged(self) -> None:
-        """Record the scores of rewards, and columns that are computed from scores and read by updates."""
+        """Record the scores of rewards, and the columns that depend on scores and that updates read."""
         for role, judged in self.plan.judged.items():
             names = {reward: f"scores of {reward}" for reward in judged.rewards}
             learned = {f"learned {place}": column for place, column in enumerate(judged.learned)}
@@ -393,7 +393,7 @@ class PlanRun:
             self.outcome.judged[role] = ScoredRecords(names, tuple(learned))
 
     def _recorded(self, names: Mapping[str, Column]) -> dict[str, Batch]:
-        """Return each of these columns that is kept to the end, in its own batch."""
+        """Return the columns that are kept to the end, each in a batch of its own, by the given names."""
         store, nodes = self.store, self.plan.graph.nodes
         there = {
             name: column
@@ -406,7 +406,7 @@ class PlanRun:
         }
 
     def _given(self, node: Node) -> Batch:
-        """Return the stored columns of a node."""
+        """Return the stored columns of a node as a batch."""
         sources = {output.name: output.source for output in node.outputs}
         data = {sources[name]: self.store.columns[Column(node.id, name)] for name in self.plan.keeps(node)}
         return Batch(self.store.axes[node.rows_axis], data)

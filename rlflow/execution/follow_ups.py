@@ -1,4 +1,4 @@
-"""The functions that encode follow-up prompts and decode tokens."""
+"""The functions with which an engine encodes follow-up prompts and decodes tokens."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ Asked = str | list[Message]  # text or messages of a follow-up prompt
 
 
 def as_bytes(roles: Roles, texts: Sequence[Asked]) -> list[list[int]]:
-    """Return the UTF-8 bytes of texts as token ids, for runs without a model."""
+    """Return the UTF-8 bytes of each text as token ids, for runs without a model. Ignores ``roles``."""
     return [list(as_text(text).encode()) for text in texts]
 
 
 def bytes_after(roles: Roles, texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the UTF-8 bytes of texts as token ids. The sampled ids before the texts have no effect."""
+    """Return the UTF-8 bytes of each text as token ids. Ignores ``roles`` and ``sampled``."""
     return as_bytes(roles, texts)
 
 
 def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
-    """Return the texts of token ids that ``as_bytes`` returned."""
+    """Return the text of each row of token ids that ``as_bytes`` returned. Ignores ``roles`` and ``bare``."""
     return [bytes(number % 256 for number in row).decode(errors="replace") for row in rows]
 
 
 @dataclass(frozen=True)
 class Asking:
-    """The functions that encode follow-up prompts and decode tokens, for the models of some roles."""
+    """The functions that encode follow-up prompts and decode tokens with the tokenizers of given roles."""
 
     encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes  # token ids of texts
     # token ids of a next user turn after sampled ids
@@ -52,9 +52,9 @@ class Asking:
 
 
 def encoded_prompts(asking: Asking, batch: Batch, roles: Roles) -> Batch:
-    """Return the columns ``prompt`` and ``prompt_tokens`` for each row's ``text``.
+    """Return the columns ``prompt`` and ``prompt_tokens`` of follow-up prompts made from each row's ``text``.
 
-    If the rows have responses, the text continues after the row's prompt and response.
+    If the rows have responses, the text follows the row's prompt and response.
     """
     sampled = batch.data["tokens"].lists() if "tokens" in batch else None
     texts = batch["text"]

@@ -1,4 +1,4 @@
-"""The outcome of an iteration: metrics, times, recorded columns and the account of its rows."""
+"""The outcome of an iteration: metrics, times, recorded columns, and the account of its rows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MEASURED = {Op.UPDATE: Of.UPDATE, Op.REWARD: Of.REWARD, Op.STAGE: Of.STAGE}
 class Outcome:
     """The outcome of an iteration.
 
-    It has metrics, the time spans of nodes and ranks, the columns that the run records, and the account of
-    all rows. If several trained roles sample, it also has the recorded columns of each role.
+    It has the metrics, the spans of nodes and ranks, the recorded columns, and the account of all rows. If
+    several trained roles sample, it also has the recorded columns of each role.
     """
 
     metrics: Metrics = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Outcome:
     tallies: dict[Figure, PartialMetric] = field(default_factory=dict)  # sums of the metrics logged so far
 
     def log(self, node: Node, metrics: PartialMetrics) -> None:
-        """Add the metrics of a node."""
+        """Add the metrics of a node. If the node ran before in this iteration, its metrics are merged."""
         self.metrics |= accumulated(
             self.tallies, figures(metrics, MEASURED.get(node.op, Of.NODE), node.name, node.role or "")
         )
@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Rows that were sampled ahead of training for one iteration, with their metrics, times and account."""
+    """The rows that were sampled ahead of training for an iteration, with metrics, spans and row account."""
 
     prompts: Batch
     rows: Mapping[int, Batch] = field(default_factory=dict)  # node that samples or repeats → its rows
@@ -66,7 +66,7 @@ class Sampled:
 def sampler_of_records(graph: Graph, recorded: Collection[Column]) -> str:
     """Return the role that sampled the recorded completions, if several roles sample.
 
-    Empty if only one role samples, or if the completions come from several roles.
+    Returns an empty text if only one role samples, or if the completions come from several roles.
     """
     makers = [sampler_of(graph.nodes[column.node]) for column in recorded if column.name == "completion"]
     if len(makers) != 1 or len(makers[0]) != 1:

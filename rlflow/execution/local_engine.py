@@ -33,14 +33,17 @@ from rlflow.training.protocols import ForwardsAhead, GivesChunks, Sampling, Scor
 
 @dataclass
 class LocalEngine(Engine):
-    """Runs the calls of a run in one process."""
+    """An engine that runs all calls in this process."""
 
     models: Mapping[str, Model]  # by role
 
     def sample(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions = HERE
     ) -> Batch:
-        """Sample rows from prompts with the newest weights. Equal seeds give equal rows."""
+        """Sample ``sampling.samples`` rows for each prompt with the newest weights.
+
+        If the seeds of two calls are equal, their rows are equal.
+        """
         model = self._synchronised(role)
         assert model.generator is not None
         seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
@@ -74,9 +77,10 @@ class LocalEngine(Engine):
         into: Chunks,
         call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample rows in chunks, like ``chunks``. Equal seeds give equal rows.
+        """Sample rows and yield them in chunks, as ``chunks`` does, from the given seed.
 
-        The axis of each chunk is a selection from the axis of all rows.
+        If the seeds of two calls are equal, their rows are equal. The axis of each chunk is a selection from
+        the axis of all rows. The last batch that is yielded contains all rows.
         """
         # with an environment all rows take each turn together, so all rows end at the same time
         if role in self.environments:
@@ -101,7 +105,7 @@ class LocalEngine(Engine):
         yield whole(rows, len(prompts) * sampling.samples, (*methods.GENERATE_GIVES, "group"))
 
     def _with_beginnings(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
-        """Add to each completion the part of the response that its prompt already contains."""
+        """Return the rows with ``completion`` completed, if their prompts contain beginnings of responses."""
         if "prefix_length" not in prompts:
             return rows
         return whole_completions(partial(self.asking.decode, (role,), bare=bare), prompts, rows)
@@ -109,9 +113,9 @@ class LocalEngine(Engine):
     def forward(
         self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
     ) -> Batch:
-        """Run a role's trainer forward over rows, and return the wanted columns.
+        """Run a forward pass of the role's trainer over the rows. Return the columns ``want``.
 
-        ``want``: the quantities to return, such as logprobs.
+        ``want``: quantities such as ``logprobs``.
         """
         trainer = self.models[role].trainer
         assert trainer is not None
@@ -124,7 +128,7 @@ class LocalEngine(Engine):
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
     def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
-        """Return the column `logprobs` of given tokens from the role's generator.
+        """Return the column ``logprobs`` of the rows' tokens, computed by the role's generator.
 
         The generator first gets the trainer's newest weights.
         """
@@ -136,9 +140,9 @@ class LocalEngine(Engine):
     def reward(
         self, role: str, batch: Batch, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Score rows. Return the column ``scores``, and metrics with the number of missing scores.
+        """Score the rows. Return the column ``scores``, and metrics with the number of missing scores.
 
-        A row whose episode failed is not passed to the reward and has a missing score.
+        If the episode of a row failed, the reward does not get the row, and its score is missing.
         """
         causes = batch["failed"] if "failed" in batch else ()  # noqa: SIM401 - a batch has no get
         sound = [row for row, cause in enumerate(causes) if not cause] if any(causes) else None
@@ -176,7 +180,7 @@ class LocalEngine(Engine):
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Train the role in this process."""
+        """Train the role on the rows. Parameters and results are those of ``update``."""
         model = self.models[role]
         assert model.trainer is not None
         self.offloads.settle(learning(role))
@@ -203,7 +207,7 @@ class LocalEngine(Engine):
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[Batch, PartialMetrics]:
-        """Run a stage on rows. Returns its columns and its partial metrics."""
+        """Run a stage on the rows. Return the columns that it gives, and its partial metrics."""
         self.may_change(stage)
         trainer = self.models[stage.on].trainer if stage.on else None
         if stage.on:
@@ -211,7 +215,7 @@ class LocalEngine(Engine):
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
 
     def _synchronised(self, role: str) -> Model:
-        """Return the role's model, ready to sample with the newest weights."""
+        """Return the role's model after its generator got the newest weights and was loaded into memory."""
         model = self.models[role]
         if model.stale:
             self.offloads.settle(syncing(role))

@@ -17,7 +17,7 @@ from rlflow.execution.tally import Label, PartialMetric, PartialMetrics, known
 
 
 class RepeatNames(NamedTuple):
-    """Names under which an account counts the rows of a `repeat`."""
+    """The names under which an account counts the rows of a `repeat`."""
 
     node: str  # the `repeat` itself
     source: str  # the node in its body that samples
@@ -35,8 +35,8 @@ def repeat_groups(
 ) -> tuple[Batch, PartialMetrics]:
     """Return up to ``groups`` groups that ``body`` keeps, in prompt order, and metrics.
 
-    ``tries``: maximum number of calls of ``body``, each with fresh prompts. ``names``: names for the
-    account. Raises SkipIteration if no group is kept.
+    ``body`` is called at most ``tries`` times, each time with new prompts. The outcomes of all rows are added
+    to ``account`` under ``names``. Raises SkipIteration if no group is kept.
     """
     fresh = (engine.fresh(len(prompts)) for _ in range(tries - 1))
     batches, tried = kept_groups(engine, body, itertools.chain([prompts], fresh), groups, account, names)
@@ -56,11 +56,12 @@ def kept_groups(
     names: RepeatNames,
     opening: Sequence[Batch] = (),
 ) -> tuple[list[Batch], int]:
-    """Call ``body`` on batches of prompts until it has kept ``groups`` groups, or no batch is left.
+    """Call ``body`` with batches of prompts until it has kept ``groups`` groups or no prompts are left.
 
-    Returns batches of complete groups in prompt order, and the number of batches of prompts that were
-    used. The groups in ``opening`` come first. The last call of ``body`` may give more groups than
-    needed. Raises SkipIteration if there is no group.
+    ``draws`` yields the batches of prompts. Returns batches of complete groups in prompt order, and the
+    number of calls. The groups in ``opening`` come first and count too. The last call may give more groups
+    than needed. The outcomes of rows are added to ``account`` under ``names``. Raises SkipIteration if there
+    are no groups.
     """
     batches, count, tried = list(opening), sum(batch.axis.groups for batch in opening), 0
     while count < groups and (prompts := next(draws, None)) is not None:
@@ -85,10 +86,10 @@ def kept_groups(
 def row_counts(
     engine: Engine, rows: Batch, names: RepeatNames, where: Tensor | None = None
 ) -> Iterator[tuple[str, Count]]:
-    """Yield counts of rows that a `repeat` body returned, by the node that sampled them.
+    """Yield (name, count) of the rows that the body of a `repeat` returned, by the node that sampled them.
 
-    Rows that a stage in the body put in place of sampled rows are counted under that stage. ``where``:
-    rows to count, bool [rows].
+    Rows that a stage in the body put in place of sampled rows are counted under the stage. ``where``, bool
+    [rows]: the rows to count; None counts all rows.
     """
     lengths = rows.data["tokens"].lengths if "tokens" in rows else None
     if REPLACED not in rows:
@@ -102,9 +103,9 @@ def row_counts(
 
 
 def seen(account: RowAccount, names: RepeatNames) -> int:
-    """Return the number of groups that a `repeat` body returned, kept or not.
+    """Return the number of groups that the body of a `repeat` returned, whether they were kept or not.
 
-    A group counts as sampled even if a stage replaced all its rows.
+    A group counts even if a stage replaced all its rows.
     """
     return account.sampled.get(names.source, Count()).groups
 
@@ -112,10 +113,10 @@ def seen(account: RowAccount, names: RepeatNames) -> int:
 def repeat_metrics(
     account: RowAccount, names: RepeatNames, tried: int, groups: int
 ) -> dict[Label, PartialMetric]:
-    """Compute the metrics of a `repeat` from the account.
+    """Return the metrics of a `repeat`, computed from its row account.
 
-    Kept groups beyond ``groups`` are counted as ``surplus``. They are dropped, or carried over to a later
-    iteration.
+    ``tried``: the number of calls of the body. Kept groups beyond ``groups`` are counted as ``surplus``: they
+    are dropped, or carried over to a later iteration.
     """
     node, own, sampled = names.node, (names.source, names.placer), seen(account, names)
     dropped = sum(

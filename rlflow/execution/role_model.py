@@ -1,4 +1,4 @@
-"""A role's model: its trainer, its generator, and the version of the weights of each."""
+"""A role's model: its trainer, its generator, and the versions of their weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlflow.training.protocols import Generator, Trainer
 
 @dataclass
 class Model:
-    """A role's weights: the trainer, the generator, and the version of each.
+    """A role's trainer and generator in this process, and the versions of their weights.
 
-    The trainer owns the weights, and the generator samples from a copy or from the same tensors. A version is
+    The trainer owns the weights. The generator samples with a copy, or with the same tensors. A version is
     the number of updates that the weights have had.
     """
 
@@ -26,13 +26,13 @@ class Model:
 
     @property
     def stale(self) -> bool:
-        """Whether the trainer's weights are newer than the weights that the generator samples with."""
+        """True if the trainer's weights are newer than the weights with which the generator samples."""
         return (
             self.generator is not None and self.trainer is not None and self.sampled_version != self.version
         )
 
     def synchronise(self) -> None:
-        """Send the trainer's weights to the generator if they are newer."""
+        """Send the trainer's weights to the generator if they are newer than the generator's weights."""
         if self.generator is not None and self.trainer is not None and self.stale:
             self.generator.receive(self.trainer.weights(), self.version)
             self.sampled_version = self.version
@@ -41,17 +41,17 @@ class Model:
 class KeepsState(Protocol):
     """The part of a trainer that a run saves and restores, in this process or on a pool.
 
-    See ``rlflow.training.protocols.Trainer``.
+    ``rlflow.training.protocols.Trainer`` explains the methods.
     """
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors that a bit-equal continuation needs, as a copy or as live tensors."""
+        """Return all tensors that are needed to continue training exactly, as copies or as live tensors."""
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from a state that ``state`` returned."""
+        """Continue from the state that ``state`` returned."""
 
     def save(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder."""
+        """Write the model into ``folder`` as a Hugging Face model folder."""
 
 
 class RoleModel(Protocol):
@@ -66,4 +66,4 @@ class RoleModel(Protocol):
 
     @property
     def generator(self) -> Any:
-        """The generator, which samples from the weights, or its pool; None if the run does not need one."""
+        """The generator, which samples, or its pool; None if the run does not need a generator."""
