@@ -108,7 +108,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
 
         def _api(self, kind: str, name: str, route: str, rest: str, sent: str) -> None:
             if (repository := self._repository(kind, name)) is None:
-                return
+                return None
             revision, _, folder = rest.partition("/")
             if (sha := repository.resolved(revision)) is None:
                 return self._error(404, "RevisionNotFound", "Invalid rev id")
@@ -138,7 +138,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
 
         def _file(self, kind: str, name: str, revision: str, path: str, body: bool) -> None:
             if (repository := self._repository(kind, name)) is None:
-                return
+                return None
             if repository.gated and not self.headers.get("Authorization"):
                 return self._error(401, "GatedRepo", f"Access to {kind} {name} is restricted")
             if (sha := repository.resolved(revision)) is None:

@@ -1,4 +1,8 @@
-"""The rules for the columns that calls read, give and merge, and the problem for each violation."""
+"""The rules for the columns that calls read, give and merge, and the problem for each violation.
+
+In all functions, ``what`` is the name of the call, ``place`` its line, and ``definition`` the line of the
+called function.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,11 @@ def missing(
     definition: Place | None,
     settings: Iterable[str],
 ) -> Problem:
-    """Return the problem of a call that reads a column that the batch does not have.
+    """Return the problem of the call ``what``, which reads the column ``name`` that the batch does not have.
 
-    A setting that is written as a positional parameter also counts as such a column."""
+    ``columns``: the columns of the batch. ``settings``: names of the flow's settings, for a hint if a setting
+    was written as a positional parameter.
+    """
     close = column_meant(name, columns)
     if name in EPISODE_GIVES:
         return no_environment(what, name, columns, place, definition)
@@ -60,8 +66,7 @@ def missing(
 def no_environment(
     what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem of reading a column of episodes although the role that samples has no
-    environment."""
+    """Return the problem of reading a column of episodes if the sampling role has no environment."""
     return Problem(
         "missing-column",
         f"{what} needs column '{name}', which exists only with an environment",
@@ -81,9 +86,10 @@ def reward_missing(
     definition: Place | None,
     fields: Sequence[str] = (),
 ) -> Problem:
-    """Return the problem of a reward function that reads a column that the rows do not have.
+    """Return the problem of a reward function that reads the column ``name``, which the rows do not have.
 
-    All parameters of a reward function name columns, before and after a ``*``.
+    All parameters of a reward function name columns, also those after ``*``. ``fields``: the fields of the
+    data's file.
     """
     if name in EPISODE_GIVES:
         return no_environment(what, name, columns, place, definition)
@@ -107,7 +113,7 @@ def reward_missing(
 
 
 def optional_absent(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the note that an optional column is absent."""
+    """Return the note that the optional column ``name`` is absent."""
     return Problem(
         "optional-absent",
         f"{what} runs without its optional column '{name}'",
@@ -123,7 +129,7 @@ def optional_absent(what: str, name: str, place: Place | None, definition: Place
 def wrong_kind(
     what: str, parameter: ColumnParameter, kind: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem of a column that is read as a kind other than its own."""
+    """Return the problem of a parameter that reads a column of the kind ``kind``, but expects another kind."""
     return Problem(
         "wrong-kind",
         f"{what} expects another kind of column '{parameter.name}'",
@@ -138,7 +144,7 @@ def wrong_kind(
 def table_kind(
     what: str, name: str, kind: Kind | None, table: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem of a standard column that is given with a kind other than its standard kind."""
+    """Return the problem of a standard column given as ``kind`` instead of its standard kind ``table``."""
     return Problem(
         "table-kind",
         f"{what} gives the standard column '{name}' another kind",
@@ -154,9 +160,9 @@ OF_THE_DATA = ("prompt", "prompt_tokens")  # columns that only the data give
 
 
 def gives_prompt(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem of a flow that gives a prompt column itself.
+    """Return the problem of a flow that gives the prompt column ``name`` itself.
 
-    Models would silently still sample from the data's prompts.
+    Models would ignore the column and sample from the data's prompts.
     """
     return Problem(
         "gives-prompt",
@@ -173,7 +179,10 @@ OF_THE_RUN = (*CLOCK, PROMPT_ID)  # columns that only the run gives
 
 
 def gives_run(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem of a flow that gives a column that only the run may give, such as ``iteration``."""
+    """Return the problem of a flow that gives the column ``name``, which only the run may give.
+
+    Such a column is ``iteration``, for example.
+    """
     return Problem(
         "gives-run",
         f"{what} gives '{name}', but the run adds this column to every batch",
@@ -186,7 +195,7 @@ def gives_run(what: str, name: str, place: Place | None, definition: Place | Non
 
 
 def own_column(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the note that a column is neither standard nor declared."""
+    """Return the note that the column ``name`` is neither a standard column nor declared."""
     close = nearest(name, TABLE)
     return Problem(
         "own-column",
@@ -205,7 +214,7 @@ def own_column(what: str, name: str, place: Place | None, definition: Place | No
 def gives_count(
     what: str, names: Sequence[str], columns: Collection[str], place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem of a call whose ``gives=`` names more or fewer columns than the stage gives."""
+    """Return the problem of a call whose ``gives=`` names more or fewer columns than the function gives."""
     return Problem(
         "gives-count",
         f"{what} gives {len(columns)} columns, not {len(set(names))}",
@@ -218,7 +227,10 @@ def gives_count(
 
 
 def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | None) -> Problem:
-    """Return the problem of merging two batches with unrelated rows."""
+    """Return the problem of merging two batches with unrelated rows.
+
+    ``columns``: the merged columns. ``tokens``: the token columns among them.
+    """
     finding = f"token columns {listed(tokens)}" if tokens else f"columns {listed(columns)} of other rows"
     return Problem(
         "row-axes",
@@ -232,7 +244,7 @@ def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | Non
 
 
 def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -> Problem | None:
-    """Return the problem of joining columns with the same name and different kinds, or None."""
+    """Return the problem of joining columns of different kinds; None if the kinds are equal."""
     known = {
         (Level.ROW if kind.level is Level.GROUP else kind.level, kind.family)
         for kind in kinds
@@ -251,7 +263,7 @@ def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -
 
 
 def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
-    """Return the problem of a merged column that has no value for some rows, and whose kind has no NaN."""
+    """Return the problem of a merge that leaves some rows without a value, although the column has no NaN."""
     return Problem(
         "rows-lacking",
         f"column '{name}' has no value for rows that were not chosen, or for tokens without a follow-up "
@@ -264,7 +276,7 @@ def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
 
 
 def state_as_column(what: str, name: str, place: Place | None) -> Problem:
-    """Return the problem of reading state, ``iteration`` or ``progress`` as a column of a batch."""
+    """Return the problem of reading a state scalar, ``iteration`` or ``progress`` as a column of a batch."""
     owner = "run" if name in CLOCK else "flow"
     return Problem(
         "state-as-column",
@@ -279,7 +291,7 @@ def state_as_column(what: str, name: str, place: Place | None) -> Problem:
 def state_rows(
     what: str, name: str, kind: Kind | None, state: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem of a stage that gives a state that is not one number."""
+    """Return the problem of a stage that gives the state ``name`` as something other than one number."""
     return Problem(
         "state-rows",
         f"{what} gives the state '{name}', but not as one number",

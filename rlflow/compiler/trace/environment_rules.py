@@ -23,7 +23,10 @@ def environment_missing(
     place: Place | None,
     fields: Sequence[str],
 ) -> Problem:
-    """Return the problem of a ``reset`` that reads a column or field that the prompts do not have."""
+    """Return the problem of an environment whose ``reset`` reads ``name``, which the prompts do not have.
+
+    ``columns``, ``fields``: the columns of the prompts, and the fields of the data's file.
+    """
     close = nearest(name, [*columns, *fields])
     return Problem(
         "missing-column",
@@ -38,7 +41,7 @@ def environment_missing(
 
 
 def environment_kind(environment: EnvironmentSpec, name: str, kind: Kind, place: Place | None) -> Problem:
-    """Return the problem of a ``reset`` that reads a column with more than one value per row."""
+    """Return the problem of an environment whose ``reset`` reads a column without one value per row."""
     return Problem(
         "wrong-kind",
         f"the environment {environment.name} reads column '{name}', which is not a row column",
@@ -53,7 +56,10 @@ def environment_kind(environment: EnvironmentSpec, name: str, kind: Kind, place:
 def environment_settings(
     environment: EnvironmentSpec, lengths: Sequence[int], what: str, place: Place | None
 ) -> Iterator[Problem]:
-    """Yield the problem of recorded lengths together with an environment, which ends its own episodes."""
+    """Yield a problem if a `generate` call has both recorded lengths and an environment.
+
+    An environment ends its own episodes.
+    """
     if lengths:
         yield Problem(
             "env-lengths",
@@ -69,7 +75,7 @@ def environment_settings(
 def environment_roles(
     graph: Graph, environments: Mapping[str, EnvironmentSpec], nodes: Iterable[Node]
 ) -> Iterator[Problem]:
-    """Yield a problem for each ``--env`` flag that is ambiguous or names a role that does not sample."""
+    """Yield a problem for each ``--env`` flag that is ambiguous, or whose role does not sample."""
     sampling = list(dict.fromkeys(node.role or "" for node in nodes if node.op is Op.GENERATE))
     for role, environment in environments.items():
         unnamed = [each for each in sampling if each not in environments]

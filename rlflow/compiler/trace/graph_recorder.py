@@ -1,4 +1,4 @@
-"""The graph that a trace records: its nodes, and the batches that read and merge their columns."""
+"""The graph that a trace records: its nodes, and the symbolic batches that read and merge columns."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ NO_OPTIONS = NodeOptions()
 class Context:
     """Facts about the run that the tracer needs.
 
-    ``settings`` are names of settings for hints, ``roles`` are names of roles, and ``reward_reads`` are the
-    columns that reward functions read.
+    ``settings``: names of the flow's settings, for hints. ``roles``: names of the roles. ``reward_reads``:
+    the columns that reward functions read.
     """
 
     settings: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Context:
 
 
 class GraphRecorder:
-    """Records the nodes of a trace, and reports each problem once."""
+    """Records the nodes of a traced flow, and reports each problem once."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -73,7 +73,7 @@ class GraphRecorder:
         return len(self.recorded.axes) - 1
 
     def add(self, op: Op, name: str, axis: int, settings: NodeOptions = NO_OPTIONS, **fields: Any) -> Node:
-        """Append a node under a unique name."""
+        """Append a node with a unique name that is made from ``name``, and return the node."""
         unique, counted = self._unique(name), self.prefix + name
         self._names[counted] = self._names.get(counted, 0) + 1
         node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, settings=settings, **fields)
@@ -82,38 +82,41 @@ class GraphRecorder:
         return node
 
     def _unique(self, name: str) -> str:
-        """Return the unique name of the next node with this name."""
+        """Return the unique name that the next node called ``name`` gets."""
         counted = self.prefix + name
         count = self._names.get(counted, 0) + 1
         return counted if count == 1 else f"{counted}#{count}"
 
     def symbols(self, node: Node) -> SymbolicBatch:
-        """Return the columns that a node gives, over their axis."""
+        """Return a symbolic batch with the columns that a node gives."""
         return self.batch(
             node.rows_axis, {o.name: ColumnSource(Column(node.id, o.name), o.kind) for o in node.outputs}
         )
 
     def batch(self, axis: int, sources: Mapping[str, ColumnSource]) -> SymbolicBatch:
-        """Return a traced batch over an axis with these columns."""
+        """Return a symbolic batch over an axis with these columns."""
         return SymbolicBatch(self, self.recorded, axis, sources)
 
     def report(self, *problems: Problem) -> None:
-        """Store problems, each once."""
+        """Store problems. A problem that is already stored is not stored again."""
         self.problems += [problem for problem in dict.fromkeys(problems) if problem not in self.problems]
 
     def state_columns(self, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
-        """Add a node that gives the scalars of the state, if there are any, and return its columns."""
+        """Append a node that gives the state scalars, and return its columns. Without state, do nothing."""
         return self._scalars("state", kinds) if kinds else {}
 
     def _scalars(self, name: str, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
-        """Add a node that gives scalars known before an iteration begins, and return its columns."""
+        """Append a node that gives scalars known before an iteration starts, and return its columns."""
         outputs = tuple(Output(column, kind, column) for column, kind in kinds.items())
         node = Node(len(self.recorded.nodes), Op.STATE, name, 0, outputs=outputs)
         self.recorded.nodes.append(node)
         return self.symbols(node).sources
 
     def mine(self, batch: Any, what: str) -> SymbolicBatch:
-        """Return the batch if it belongs to this trace, else raise FlowError."""
+        """Return the batch if it belongs to the graph that is being recorded. Raises FlowError otherwise.
+
+        ``what`` names the call that uses the batch.
+        """
         if not isinstance(batch, SymbolicBatch):
             raise FlowError(rules.not_a_batch(what, batch, call_place()))
         scope: object = current()
@@ -122,7 +125,7 @@ class GraphRecorder:
         return batch
 
     def find(self, batch: SymbolicBatch, name: str, what: str) -> ColumnSource | None:
-        """Return the column ``name``. If the batch does not have it, report that and return None."""
+        """Return the column ``name``. If the batch does not have it, report a problem and return None."""
         self.mine(batch, what)
         source = batch.sources.get(name)
         if source is None:
@@ -138,8 +141,10 @@ class GraphRecorder:
         return source
 
     def scalar(self, name: str) -> ColumnSource | None:
-        """Return the scalar of this name if every batch has it: a state, ``iteration`` or ``progress``; else
-        None."""
+        """Return the scalar ``name`` if every batch has it, else None.
+
+        Such scalars are the flow's state, ``iteration`` and ``progress``.
+        """
         if name in self.state or name not in CLOCK:
             return self.state.get(name)
         if not self.recorded.clock:
@@ -155,7 +160,10 @@ class GraphRecorder:
         definition: Place | None,
         problem: Problem | None = None,
     ) -> None:
-        """Report a column once per axis, as missing or with this ``problem``; then treat it as given."""
+        """Report that a batch does not have a column, or report ``problem`` instead.
+
+        The column then counts as given, so it is reported only once per row axis.
+        """
         self.reads_prompt_id |= name == PROMPT_ID
         if (batch.axis, name) not in self._poisoned:
             self._poisoned.add((batch.axis, name))
@@ -167,13 +175,16 @@ class GraphRecorder:
             )
 
     def visible(self, batch: SymbolicBatch) -> list[str]:
-        """Return the names of the columns and states that a call on this batch may read."""
+        """Return the names of the columns and state scalars that a call on this batch may read."""
         return [*batch.sources, *(name for name in self.state if name not in batch.sources)]
 
     def inputs(
         self, batch: SymbolicBatch, parameters: Iterable[ColumnParameter], what: str, definition: Place | None
     ) -> tuple[Input, ...]:
-        """Return the inputs of a call for its parameters, and report problems with their columns."""
+        """Return the inputs of a call, one for each parameter, and report problems of the columns.
+
+        A parameter without a column gets no input.
+        """
         inputs, place = [], call_place()
         for parameter in parameters:
             source = self.scalar(parameter.name) or batch.sources.get(parameter.name)
@@ -200,7 +211,7 @@ class GraphRecorder:
             self._missing(batch, parameter.name, what, place, definition)
 
     def rename(self, batch: SymbolicBatch, names: Mapping[str, str]) -> SymbolicBatch:
-        """Return the batch with columns under new names."""
+        """Return the batch with columns renamed as ``names`` says: old name → new name. Report problems."""
         renamed = {}
         for old, new in names.items():
             source, table = self.find(batch, old, "rename"), standard_kind(new)
@@ -223,14 +234,17 @@ class GraphRecorder:
     def _replace(
         self, sources: Mapping[str, ColumnSource], by: Mapping[str, ColumnSource], place: Place | None
     ) -> None:
-        """Record which columns in ``sources`` are replaced by columns of the same name in ``by``."""
+        """Record the columns in ``sources`` that columns of the same name in ``by`` replace."""
         columns = {name: sources[name].column for name in by if name in sources}
         self.recorded.replaced += [
             (column, place) for name, column in columns.items() if column != by[name].column
         ]
 
     def merge(self, batch: SymbolicBatch, other: SymbolicBatch) -> SymbolicBatch:
-        """Return the batch with the columns of another batch whose rows are the same or related."""
+        """Return ``batch`` with the columns of ``other``.
+
+        If their rows are unrelated, report it and return ``batch``.
+        """
         self.mine(batch, "|"), self.mine(other, "|")
         place = call_place()
         problems = self._unrelated(batch.axis, other, place)
@@ -242,9 +256,10 @@ class GraphRecorder:
         return batch._with(batch.sources | self._coming_up(batch.axis, other))
 
     def _coming_up(self, axis: int, other: SymbolicBatch) -> dict[str, ColumnSource]:
-        """Return the columns of ``other`` as rows of ``axis`` read them.
+        """Return the columns of ``other`` in the form that they have for the rows of ``axis``.
 
-        Columns of follow-up prompts at single tokens become token columns.
+        If ``other`` has follow-up prompts that continue responses from single tokens, its columns become
+        token columns.
         """
         return {
             name: ColumnSource(source.column, Kind(Level.TOKEN, source.kind.dtype))
@@ -257,8 +272,10 @@ class GraphRecorder:
         return merge(self.recorded.axes, axis, other.axis, kind is not None and kind.level is Level.GROUP)
 
     def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> list[Problem]:
-        """Return the problems of merging the columns of ``other`` if the rows are unrelated or some rows get
-        no value."""
+        """Return the problems of a merge: ``other`` has unrelated rows, or gives some rows no value.
+
+        ``axis``: the axis of the rows that get the columns.
+        """
         ways = {
             name: self._way(axis, other, source.kind)
             for name, source in other.sources.items()
@@ -280,5 +297,5 @@ class GraphRecorder:
 
 
 def is_scalar(kind: Kind | None) -> bool:
-    """Return True if a column has one value for all rows; False if its kind is not known."""
+    """Return True if a column has one value for all rows. An unknown kind (None) gives False."""
     return kind is not None and kind.level is Level.SCALAR

@@ -1,4 +1,4 @@
-"""The rules for a complete graph, and the problem for each violation."""
+"""The rules that apply to a complete graph, and the problem for each violation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def graph_problems(
     graph: Graph, tracer: Tracer, place: Place | None, trains: bool = True
 ) -> Iterator[Problem]:
-    """Yield problems that can only be found in the complete graph. ``trains``: True if the flow must update a
-    role."""
+    """Yield the problems that only the complete graph shows. ``trains``: whether the flow must update a role."""
     yield from replaced_unread(graph, tracer.recorded.replaced)
     yield from never_read(graph, tracer.functions)
     calls = [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
@@ -56,7 +55,7 @@ def graph_problems(
 
 
 def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Yield problems of roles that would need more than one head."""
+    """Yield a problem for each role that needs more than one head."""
     for use in graph.roles:
         heads: dict[str, Node] = {}
         for node in used_nodes(graph):
@@ -79,7 +78,7 @@ def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Prob
 
 
 def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Yield problems of ratios between truncated and full log-probs, which are biased.
+    """Yield a problem for each ratio between truncated and full log-probs, which is biased.
 
     Log-probs are truncated if top-p, top-k, min_tokens or lengths exclude tokens from sampling.
     """
@@ -102,8 +101,7 @@ def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[
 
 
 def _biased(node: Node, cut: Node) -> Problem:
-    """Return the problem of a ratio of full log-probs and log-probs that the sampling node ``cut``
-    truncated."""
+    """Return the problem of a ratio between full log-probs and the log-probs that ``cut`` truncated."""
     return Problem(
         "truncated-ratio",
         f"'{node.name}' compares log-probs with sampled log-probs that {_truncates(cut)} renormalised",
@@ -116,8 +114,10 @@ def _biased(node: Node, cut: Node) -> Problem:
 
 
 def _truncates(node: Node) -> str:
-    """Return the settings that make a `generate` call sample from a subset of tokens, as text; empty if there
-    are none."""
+    """Return the settings by which a `generate` call excludes tokens from sampling, as text.
+
+    The text is empty if there are no such settings.
+    """
     settings = node.options(GenerateOptions)
     return ", ".join(
         name
@@ -127,7 +127,7 @@ def _truncates(node: Node) -> str:
 
 
 def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]]) -> Iterator[Problem]:
-    """Yield a problem for each column that was replaced by one of the same name before anything read it."""
+    """Yield a problem for each column that another column of its name replaced before anything read it."""
     read = graph.readers().keys() | {item.column for item in graph.results}
     for column, place in replaced:
         giver = graph.nodes[column.node]
@@ -144,7 +144,7 @@ def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]
 
 
 def _read_within(node: Node, name: str) -> bool:
-    """Return True if a column is the data's own, or was read in the `repeat` body that gives it."""
+    """Return True if the column comes from the data, or if a node in its `repeat` body reads it."""
     if node.body is None:
         return node.op is Op.DATA
     inner = next(item.column for item in node.body.results if item.parameter == name)
@@ -173,7 +173,10 @@ def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Proble
 
 
 def no_such_call(sampling: Iterable[str], calls: Sequence[str]) -> Iterator[Problem]:
-    """Yield a problem for each `generate` call that the run's settings name and the flow does not have."""
+    """Yield a problem for each `generate` call that the run's settings name but the flow does not have.
+
+    ``sampling``: the calls that the settings name. ``calls``: the calls of the flow.
+    """
     for call in sampling:
         if call not in calls:
             yield Problem(

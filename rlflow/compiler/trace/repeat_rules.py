@@ -10,7 +10,7 @@ from rlflow.errors import Place, Problem, listed, nearest
 
 
 def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
-    """Return True if rows are the given prompts or a selection of them."""
+    """Return True if the rows of axis ``rows`` are the body's prompts or were chosen from them."""
     return (
         all(axes[step].step == "chosen" or axes[step].parent is None for step in line(axes, rows))
         and not axes[rows].grouped
@@ -18,9 +18,10 @@ def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
 
 
 def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterator[Problem]:
-    """Yield the problem of a `repeat` body that returns follow-up prompts or joined rows.
+    """Yield a problem if a `repeat` body returns follow-up prompts or joined rows.
 
-    A `repeat` counts groups of prompts, so its body must return its prompts or rows sampled from them."""
+    A `repeat` counts groups of prompts, so its body must return its prompts or rows sampled from them.
+    """
     if any(axes[step].step in ("asked", "cut", "joined") for step in line(axes, rows)):
         yield Problem(
             "repeat-rows",
@@ -33,7 +34,7 @@ def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterat
 
 
 def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem of a `repeat` body that does not return the column ``keep``."""
+    """Return the problem of the `repeat` body ``name``, which does not return the column ``keep``."""
     return Problem(
         "repeat-keep",
         f"the `repeat` body '{name}' does not return 'keep'",
@@ -47,7 +48,7 @@ def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: 
 
 
 def body_result(name: str, value: object, place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem of a `repeat` body that returns something other than a batch."""
+    """Return the problem of the `repeat` body ``name``, which returns something other than a batch."""
     return Problem(
         "repeat-result",
         f"the `repeat` body '{name}' does not return a batch",
@@ -60,7 +61,7 @@ def body_result(name: str, value: object, place: Place | None, definition: Place
 
 
 def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Problem:
-    """Return the problem of a stage that sets state inside a `repeat` body."""
+    """Return the problem of a stage that sets the state scalars ``names`` inside a `repeat` body."""
     return Problem(
         "repeat-state",
         f"{what} sets state inside a `repeat` body",
@@ -72,8 +73,10 @@ def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Probl
 
 
 def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
-    """Yield problems of a `repeat` body that learns; the body may run any number of times, so it must not
-    learn."""
+    """Yield a problem for each node in a `repeat` body that changes weights.
+
+    A body may run any number of times, so it must not train.
+    """
     for node in graph.nodes:
         if node.writes:
             yield Problem(
@@ -88,7 +91,10 @@ def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
 
 
 def repeat_prompts(columns: Sequence[str], place: Place | None) -> Problem:
-    """Return the problem of a `repeat` call on something other than the flow's own prompts."""
+    """Return the problem of a `repeat` call on something other than the flow's own prompts.
+
+    ``columns``: the columns that were added to the prompts.
+    """
     return Problem(
         "repeat-prompts",
         "repeat draws fresh prompts from the data, so it must start from the data's prompts",

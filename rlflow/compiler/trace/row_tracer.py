@@ -1,4 +1,4 @@
-"""Traced calls that make new rows: `ask`, `choose`, `concat` and `repeat`."""
+"""Traced calls that make a batch with other rows: `ask`, `choose`, `concat` and `repeat`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ ASK_GIVES: dict[AskWay, tuple[str, ...]] = {
 
 
 class RowTracer(GraphRecorder):
-    """Receives the calls that make rows while a flow is traced."""
+    """Records the calls that make a batch with other rows while a flow is traced."""
 
     def ask(self, batch: Any, column: str, way: AskWay) -> SymbolicBatch:
-        """Record an `ask`."""
+        """Record an `ask` call and return its follow-up prompts."""
         place = call_place()
         batch = self.mine(batch, "ask")
         kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
@@ -68,14 +68,13 @@ class RowTracer(GraphRecorder):
         return self.batch(makes, follow_up_columns(batch.sources) | along | self.symbols(node).sources)
 
     def _sampler(self, batch: SymbolicBatch) -> tuple[str, ...]:
-        """Return the role that sampled the tokens of the rows as a tuple; empty if several roles or none
-        did."""
+        """Return the role that sampled the rows' tokens, as a tuple; empty if several roles or none did."""
         tokens = batch.sources.get("tokens")
         role = self.recorded.nodes[tokens.column.node].role if tokens is not None else None
         return (role,) if role else ()
 
     def choose(self, batch: Any, column: str, settings: ChooseOptions) -> SymbolicBatch:
-        """Record a `choose`."""
+        """Record a `choose` call and return the chosen rows."""
         place = call_place()
         batch = self.mine(batch, "choose")
         axis, kind = self.recorded.axes[batch.axis], row if settings.count else row("bool")
@@ -97,7 +96,7 @@ class RowTracer(GraphRecorder):
         return self.batch(makes, batch.sources)
 
     def concat(self, batches: Sequence[Any]) -> SymbolicBatch:
-        """Record a `concat`."""
+        """Record a `concat` call and return the joined rows."""
         place, parts = call_place(), [self.mine(batch, "concat") for batch in batches]
         names = [
             name
@@ -130,7 +129,7 @@ class RowTracer(GraphRecorder):
         return self.batch(makes, shared | self.symbols(node).sources)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> SymbolicBatch:
-        """Record a `repeat` with the graph of its body."""
+        """Record a `repeat` call with the graph of its body, and return the rows that the body keeps."""
         place = call_place()
         prompts = self.mine(prompts, "repeat")
         bound = self._bound("repeat", methods.REPEAT, {"groups": groups, "tries": tries}, place)
@@ -195,7 +194,10 @@ class RowTracer(GraphRecorder):
 
     @contextlib.contextmanager
     def _inside(self, prompts: SymbolicBatch) -> Iterator[SymbolicBatch]:
-        """Record into a separate graph whose data are the prompts. Names stay unique over both graphs."""
+        """Record the calls inside the ``with`` block into a separate graph, whose data are the prompts.
+
+        The names of nodes stay unique over both graphs.
+        """
         outer, poisoned, state = self.recorded, self._poisoned, self.state
         self.recorded, self._poisoned, self.depth = RecordedGraph(), set(), self.depth + 1
         axis = self.axis(RowAxis())
@@ -215,7 +217,7 @@ class RowTracer(GraphRecorder):
         settings: Mapping[str, Any],
         place: Place | None,
     ) -> dict[str, Any]:
-        """Return the settings of a method with defaults filled in, and report problems with them."""
+        """Return the settings of a method with defaults filled in, and report their problems."""
         bound, problems = methods.checked(what, specification, settings, place)
         self.report(*problems)
         return bound
@@ -223,7 +225,10 @@ class RowTracer(GraphRecorder):
     def _model_inputs(
         self, batch: SymbolicBatch, what: str, optional: tuple[str, ...], more: tuple[str, ...] = ()
     ) -> tuple[Input, ...]:
-        """Return the columns that a model reads, without a note about optional columns that are absent."""
+        """Return the inputs of a call of a model. Absent ``optional`` columns are skipped without a note.
+
+        ``more``: further columns that the call needs.
+        """
         needs = [ColumnParameter(name, standard_kind(name), False) for name in (*methods.MODEL_READS, *more)]
         needs += [
             ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.sources

@@ -1,4 +1,8 @@
-"""The rules for calls of stages, methods and losses, and the problem for each violation."""
+"""The rules for calls of stages, methods and losses, and the problem for each violation.
+
+In all functions, ``what`` is the name of the call, ``place`` its line, and ``definition`` the line of the
+called function.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from rlflow.errors import Place, Problem, listed, nearest
 
 
 def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
-    """Return the problem of a call with an argument other than a batch."""
+    """Return the problem of the call ``what``, which got ``value`` instead of a batch."""
     return Problem(
         "not-a-batch",
         f"{what} was called with something that is not a batch",
@@ -27,7 +31,7 @@ def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
 
 
 def leaked(place: Place | None) -> Problem:
-    """Return the problem of a batch that is used outside the flow or body that made it."""
+    """Return the problem of a batch that is used outside the flow or `repeat` body that made it."""
     return Problem(
         "leaked-symbol",
         "a batch of another trace is used here: it was stored outside its flow, or passed into or out of "
@@ -40,7 +44,7 @@ def leaked(place: Place | None) -> Problem:
 
 
 def not_prompts(what: str, place: Place | None) -> Problem:
-    """Return the problem of a `generate` call on sampled rows that are not prompts."""
+    """Return the problem of a `generate` call on rows that are sampled rows instead of prompts."""
     return Problem(
         "not-prompts",
         f"{what} is called on rows that are already sampled",
@@ -52,13 +56,16 @@ def not_prompts(what: str, place: Place | None) -> Problem:
 
 
 def no_losses(loss: object) -> list[object]:
-    """Return the values in the ``loss`` argument of `update` (one or several) that are not losses."""
+    """Return the values among the ``loss`` argument of `update` that are not losses.
+
+    ``loss`` may be one loss, or a list or tuple of losses.
+    """
     losses = list(loss) if isinstance(loss, tuple | list) and loss else [loss]
     return [each for each in losses if not isinstance(each, Loss)]
 
 
 def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
-    """Return the problem of an `update` call with something other than a loss."""
+    """Return the problem of an `update` call that got ``value`` instead of a loss."""
     return Problem(
         "not-a-loss",
         f"{what} needs a loss after the batch",
@@ -70,7 +77,10 @@ def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
 
 
 def until_kind(kind: Kind | None) -> Kind:
-    """Return the kind that a ``tokens_until`` column must have: a bool per token, or an integer per row."""
+    """Return the kind that a ``tokens_until`` column must have: a bool per token, or an integer per row.
+
+    ``kind``: the column's own kind.
+    """
     return (
         Kind(Level.TOKEN, "bool")
         if kind is not None and kind.level is Level.TOKEN
@@ -93,7 +103,10 @@ def choose_groups(place: Place | None) -> Problem:
 def state_rules(
     stage: Stage, outputs: Sequence[Output], state: Iterable[str], place: Place | None
 ) -> Iterator[Problem]:
-    """Yield problems of a stage that sets state; state must be set once for all ranks."""
+    """Yield the problems of a stage that sets state. It must set one value for all ranks.
+
+    ``state``: the names of the state scalars.
+    """
     names = [output.name for output in outputs if output.name in set(state)]
     if names and stage.dispatch == ALL:
         yield Problem(
@@ -108,7 +121,7 @@ def state_rules(
 
 
 def state_raised(flow: str, error: BaseException, place: Place | None) -> Problem:
-    """Return the problem of an exception in the function that returns the initial state."""
+    """Return the problem of an exception in the function that returns the initial state of the flow."""
     return Problem(
         "flow-state",
         f"the initial state of flow '{flow}' cannot be computed: {type(error).__name__}: {error}",
@@ -120,8 +133,10 @@ def state_raised(flow: str, error: BaseException, place: Place | None) -> Proble
 
 
 def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Iterator[Problem]:
-    """Yield problems of a stage with ``on=``: the flow must have the role, and the first parameter must have
-    its name."""
+    """Yield the problems of a stage with ``on=``.
+
+    The flow must have this role, and the stage's first parameter must have the role's name.
+    """
     if stage.on is None:
         return
     what, first = f"stage '{stage.name}'", next(iter(inspect.signature(stage.function).parameters), "nothing")
@@ -151,7 +166,10 @@ def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Itera
 def length_rules(
     stage: Stage, outputs: Sequence[Output], reads: Sequence[Kind | None], place: Place | None
 ) -> Iterator[Problem]:
-    """Yield the problem of a stage that gives a token column but reads no column with the same lengths."""
+    """Yield a problem if a stage gives a token column but reads no column with the same lengths.
+
+    ``reads``: the kinds of the columns that the stage reads.
+    """
     for level in (Level.TOKEN, Level.PROMPT):
         names = [output.name for output in outputs if output.kind and output.kind.level is level]
         if names and all(kind is not None and kind.level is not level for kind in reads):
@@ -172,7 +190,7 @@ def length_rules(
 def stage_rules(
     stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: Place | None
 ) -> Iterator[Problem]:
-    """Yield problems of a stage's dispatch mode, of its columns' levels, and of groups."""
+    """Yield the problems of a stage's dispatch mode, of the levels of its columns, and of its groups."""
     levels = {output.name: output.kind.level for output in outputs if output.kind}
     yield from _dispatch_rules(stage, levels, place)
     yield from _group_rules(stage, Level.GROUP in levels.values(), axis, place)
@@ -256,8 +274,10 @@ def _group_rules(stage: Stage, gives_groups: bool, axis: RowAxis, place: Place |
 
 
 def thin_groups(what: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem of a function over groups whose rows `choose` kept, so that a group may have one
-    row."""
+    """Return the problem of a function over groups if `choose` kept only some rows of the groups.
+
+    A group may then have a single row.
+    """
     return Problem(
         "thin-groups",
         f"{what} works on groups, but choose may leave groups of a single row",
@@ -271,7 +291,7 @@ def thin_groups(what: str, place: Place | None, definition: Place | None) -> Pro
 
 
 def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> Iterator[Problem]:
-    """Yield problems of a loss with the rows of its update."""
+    """Yield a problem if a loss over groups gets rows without groups, or groups that may have one row."""
     if loss.rows == "group" and not axis.grouped:
         yield Problem(
             "no-groups",
@@ -299,11 +319,9 @@ def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> I
 def torn_groups(
     loss: Loss, levels: Mapping[str, Level | None], what: str, place: Place | None
 ) -> Iterator[Problem]:
-    """Yield the problem of a loss over groups whose ``where`` column does not have one value per group.
+    """Yield a problem if a loss over groups has a ``where`` column without one value per group.
 
-    Such a loss must get complete groups.
-
-    ``levels``: the levels of the columns by name; None if unknown.
+    Such a loss must get complete groups. ``levels``: column → level; None if the level is unknown.
     """
     parts = zip(loss.losses, loss.where, strict=True) if isinstance(loss, JointLoss) else ()
     for part, name in parts:

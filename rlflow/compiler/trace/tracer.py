@@ -1,8 +1,8 @@
-"""The tracer: it calls a flow on symbols and records a graph.
+"""The tracer: it calls a flow with symbols and records a graph.
 
-It records calls of stages and of role methods, but never tensor operations. The tracer reports a mistake and
-continues if possible. It reports a missing column once and then treats it as given, so that one trace also
-finds later, independent mistakes.
+It records calls of stages and of role methods, but no tensor operations. If the tracer finds a mistake, it
+reports the mistake and continues if possible. A missing column counts as given after it was reported, so one
+trace also finds later, independent mistakes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ STATE = scalar("float32")  # the kind of a state
 
 
 class Tracer(RowTracer):
-    """Receives a flow's calls while it is traced."""
+    """Records a flow's calls while the flow is traced."""
 
     def stage(
         self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]
     ) -> SymbolicBatch:
-        """Record a stage."""
+        """Record the call of a stage and return the columns that it gives."""
         what, place = f"stage '{stage.name}'", call_place()
         batch = self.mine(batch, what)
         outputs = self._outputs(what, stage.gives, gives, place, stage.place)
@@ -85,7 +85,7 @@ class Tracer(RowTracer):
         return result
 
     def generate(self, role: str, prompts: Any, settings: dict[str, Any]) -> SymbolicBatch:
-        """Record a `generate` call."""
+        """Record a `generate` call and return the sampled rows."""
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
         call, bound = self._sampling_settings(what, settings, place)
@@ -144,7 +144,7 @@ class Tracer(RowTracer):
     def _environment_inputs(
         self, environment: EnvironmentSpec, prompts: SymbolicBatch, what: str, place: Place | None
     ) -> tuple[Input, ...]:
-        """Return the columns, and fields of the data, that the environment's ``reset`` reads."""
+        """Return the inputs that an environment's ``reset`` reads: columns, and fields of the data."""
         source = environment.source
         names = dict.fromkeys(source.required, True) | dict.fromkeys(
             (*source.optional, *(REST if source.rest else ())), False
@@ -179,7 +179,10 @@ class Tracer(RowTracer):
         return tuple(Input(name, prompts.sources[name].column) for name in columns)
 
     def forward(self, role: str, method: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
-        """Record a `logprobs` call (with the entropy if ``gives`` has a second name) or a `values` call."""
+        """Record a `logprobs` or `values` call.
+
+        A `logprobs` call with two names in ``gives`` also gives entropies.
+        """
         what, place = f"{role}.{method}", call_place()
         batch = self.mine(batch, what)
         names = (gives,) if isinstance(gives, str) else tuple(gives)
@@ -202,8 +205,11 @@ class Tracer(RowTracer):
         return self.symbols(node)
 
     def reward(self, role: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
-        """Record the call of a reward function, or of a reward model if the batch has tokens and no
-        completion."""
+        """Record a reward call and return the scores.
+
+        If the batch has tokens and no completion, the reward is a reward model; otherwise it is a reward
+        function.
+        """
         what, place = role, call_place()
         batch = self.mine(batch, what)
         outputs = self._outputs(
@@ -307,8 +313,7 @@ class Tracer(RowTracer):
         return inputs + tuple(item for item in read if item.parameter not in known)
 
     def _asked_by(self, role: str, axis: int) -> None:
-        """Record at the `ask` node that the role samples from its follow-up prompts, so that they are encoded
-        for this role."""
+        """Record that ``role`` samples from follow-up prompts of ``axis``, so that they are encoded for it."""
         nearest = next(
             (step for step in line(self.recorded.axes, axis) if self.recorded.axes[step].step == "asked"),
             None,
@@ -326,8 +331,11 @@ class Tracer(RowTracer):
         place: Place | None,
         definition: Place | None,
     ) -> tuple[Output, ...]:
-        """Return the outputs of a call under the ``names`` that it gives them (None: their own), and check
-        them against the standard columns."""
+        """Return the outputs of a call, and check them against the standard columns.
+
+        ``kinds``: column → kind, for the columns that the function gives. ``names``: their names in this
+        call; None keeps them.
+        """
         if names is not None and (len(names) != len(kinds) or len(set(names)) != len(names)):
             self.report(column_rules.gives_count(what, names, kinds, place, definition))
             names = None
@@ -359,9 +367,9 @@ class Tracer(RowTracer):
         skip: tuple[str, ...] = (),
         also: tuple[str, ...] = (),
     ) -> tuple[dict[str, Any], tuple[Input, ...]]:
-        """Return the settings of a stage or loss, and inputs for settings that are scalar columns.
+        """Return the settings of a stage or loss, and the inputs for settings that are scalar columns.
 
-        ``also``: names that the same call uses for its own settings.
+        ``skip``: parameters that are not settings. ``also``: names that the call itself uses for settings.
         """
         known = {name: default for name, default in signature.settings.items() if name not in skip}
         for name in settings:
@@ -381,24 +389,27 @@ class Tracer(RowTracer):
         defaults: Mapping[str, Any],
         takes: Callable[[str], bool],
     ) -> CallSettings:
-        """Split the settings of a call into values and scalar columns, and report problems."""
+        """Split the settings of a call into values and scalar columns, and report problems.
+
+        ``takes(name)`` returns True if the setting may be a column.
+        """
         call = call_settings(what, settings, defaults, takes, self.recorded, call_place())
         self.report(*call.problems)
         return call
 
     def number(self, name: str) -> None:
-        """Return None: real batches do not belong to a trace."""
+        """Return None, because real batches do not belong to a trace."""
 
     def weight(self, role: str) -> float:
-        """Return the weight of a role's reward; 1 for a role outside ``*rewards``.
+        """Return the weight of a role's reward; 1 for a role that is not in ``*rewards``.
 
-        The scores of a role whose weight the flow reads are not multiplied by it later.
+        If the flow reads a role's weight, the scores of this role are not multiplied by it later.
         """
         self.weighed |= {role} & self.context.weights.keys()
         return self.context.weights.get(role, 1.0)
 
     def no_settings(self, what: str, names: Iterable[str]) -> None:
-        """Report the settings passed to a method that takes none."""
+        """Report a problem for each setting in ``names``, because the call ``what`` takes no settings."""
         self.report(*(unknown_setting(what, name, {"gives": None}, call_place()) for name in names))
 
 
