@@ -40,9 +40,10 @@ class RemoteTrainer:
         If ``answers`` is above 1, the method returns this many values, and a list of references is returned.
         """
         ranks = range(len(self.pool)) if self.collective else (0,)
-        return next(
+        sent = [
             self.pool.send(rank, method, self.role, *args, group="model", answers=answers) for rank in ranks
-        )
+        ]
+        return sent[0]
 
     def _answer(self, method: str, *args: Any) -> Any:
         return self.pool.future(

@@ -35,7 +35,7 @@ class Trainer(LocalTrainer):
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
         rows = []
         for row in range(len(batch)):
-            rows.append(super().forward(batch.rows([row]), want))  # noqa: PERF401 - no super() in a comprehension
+            rows.append(super().forward(batch.rows([row]), want))
         if not rows:
             return super().forward(batch, want)
         lengths = batch.data["tokens"].lengths
