@@ -23,7 +23,8 @@ from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.config.roles.bound import Sides, bind_roles
 from rlflow.config.roles.loaded_models import make_models
 from rlflow.runs.api import resolve_config
-from rlflow.runs.prepare import expected_steps, prepare
+from rlflow.runs.assemble import expected_steps
+from rlflow.runs.prepare import prepare
 from rlflow.training.protocols import Sampling
 
 Weights = dict[str, Tensor]

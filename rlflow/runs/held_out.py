@@ -8,9 +8,11 @@ from typing import Any
 
 from rlflow.author.batch import Batch
 from rlflow.author.node_options import GenerateOptions
+from rlflow.compiler.graph.ancestry import chosen_from
 from rlflow.compiler.graph.model import Graph, Op, all_nodes
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.trace.evaluation import RESPONSES
+from rlflow.compiler.trace.repeat_rules import chosen_prompts
 from rlflow.config.flags import NULL
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_of
@@ -20,14 +22,13 @@ from rlflow.config.roles.prompt_room import room
 from rlflow.config.roles.rewards import Rewards
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import refused, spoken
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, listed
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor
 from rlflow.execution.queues import Queues
 from rlflow.execution.role_model import Model
 from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
 from rlflow.runs.guards import in_order
-from rlflow.runs.planning import evaluation_role, evaluation_roles, policies
 from rlflow.training.protocols import Sampling
 
 # sampling options of a role that also apply in evaluation
@@ -181,3 +182,84 @@ def _generator_for_evaluation(role: BoundRole, options: Options, loaded: LoadedM
     return make_models(
         [role], options, device_of(options.device), {}, lambda role: Sides(False, True), loaded
     )[role.name].generator
+
+
+def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
+    """Return the first role that is evaluated if held-out records can be scored; None without such a role."""
+    return next(iter(evaluation_roles(graph, roles, options)), None)
+
+
+def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
+    """Return the roles that are evaluated if held-out records can be scored.
+
+    These are the trained language models that sample from prompts of the data. If no trained model does, it
+    is the first trained one. If several roles sample in training, a role counts only if a reward scores its
+    rows from these prompts, since the other roles do not answer the data's questions. In a flow that trains
+    nothing, ``--eval`` evaluates all roles that sample from these prompts. Empty if the flow has its own
+    evaluation.
+    """
+    names, answering = policies(roles), answering_roles(graph)
+    if len(playing := [name for name in names if roles[name].use.generates]) > 1:
+        names = [name for name in playing if name in scored_roles(graph)]
+    if options.eval and not any(role.use.trained for role in roles.values()):
+        names = [name for name in roles if name in answering]
+    names = [name for name in names if name in answering] or names[:1]
+    return (
+        tuple(names)
+        if (options.held_out or options.eval) and options.backend != "null" and graph.evaluation is None
+        else ()
+    )
+
+
+def unmeasured(graph: Graph, roles: Roles, options: Options) -> str:
+    """Return a message that says why held-out accuracy is not measured although held-out prompts exist.
+
+    The reason is that several roles sample and none of them answers the data's questions. Empty if accuracy
+    is measured or not requested.
+    """
+    playing = [name for name in policies(roles) if roles[name].use.generates]
+    asked = (options.held_out or options.eval) and options.backend != NULL and graph.evaluation is None
+    if not asked or len(playing) < 2 or evaluation_roles(graph, roles, options):
+        return ""
+    return (
+        f"held-out accuracy is not measured: {listed(playing)} sample, and no reward scores their answers "
+        "to the data's questions. Define with @flow(evaluate=…) which rows are answers"
+    )
+
+
+def policies(roles: Roles) -> list[str]:
+    """The trained language models."""
+    return [name for name, role in roles.items() if role.use.trained and role.use.head == "logprobs"]
+
+
+def answering_roles(graph: Graph) -> set[str]:
+    """Return the roles that sample from the prompts of the data or from a selection of these prompts.
+
+    Calls inside a `repeat` count too.
+    """
+    roles: set[str] = set()
+    for node in graph.nodes:
+        if node.body is not None:
+            roles |= answering_roles(node.body)
+        elif node.op is Op.GENERATE and node.role and chosen_prompts(graph.axes, node.axis):
+            roles.add(node.role)
+    return roles
+
+
+def scored_roles(graph: Graph) -> set[str]:
+    """Return the roles with rows that a reward scores.
+
+    Only rows that were sampled from the prompts of the data, or from a selection of these prompts, count.
+    Calls inside a `repeat` count too.
+    """
+    sampled: dict[int, set[str]] = {}
+    scored: set[str] = set()
+    for node in graph.nodes:
+        if node.body is not None:
+            scored |= scored_roles(node.body)
+            sampled[node.rows_axis] = answering_roles(node.body)
+        elif node.op is Op.GENERATE and node.role and chosen_prompts(graph.axes, node.axis):
+            sampled[node.rows_axis] = {node.role}
+        elif node.op is Op.REWARD:
+            scored |= set().union(*(sampled.get(axis, set()) for axis in chosen_from(graph.axes, node.axis)))
+    return scored

@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any
 
 from rlflow.compiler.check.staleness import stale_problems
-from rlflow.compiler.graph.ancestry import chosen_from
 from rlflow.compiler.graph.model import SIDES, Graph, Op, used_nodes
 from rlflow.compiler.passes import plan
 from rlflow.compiler.passes.share import share
@@ -34,14 +33,14 @@ from rlflow.compiler.preview.fits import (
 )
 from rlflow.compiler.preview.sizes import Assumed, Sizes
 from rlflow.compiler.trace.compile import Program
-from rlflow.compiler.trace.repeat_rules import chosen_prompts
-from rlflow.config.flags import NULL, RunConfig, pool_flag_problems
+from rlflow.config.flags import RunConfig, pool_flag_problems
 from rlflow.config.inputs import within_memory
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_in
 from rlflow.config.roles.bound import Roles, Sides, model_uses, needed_sides, usual
 from rlflow.config.roles.rewards import RewardNames
-from rlflow.errors import PlanError, Problem, listed
+from rlflow.errors import PlanError, Problem
+from rlflow.runs.held_out import evaluation_role
 from rlflow.training.protocols import GivesChunks
 
 
@@ -196,87 +195,6 @@ def needed(roles: Roles, evaluated: str | None) -> dict[str, Sides]:
         name: Sides(role.needs.trainer, role.needs.generator or name == evaluated)
         for name, role in roles.items()
     }
-
-
-def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
-    """Return the first role that is evaluated if held-out records can be scored; None without such a role."""
-    return next(iter(evaluation_roles(graph, roles, options)), None)
-
-
-def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
-    """Return the roles that are evaluated if held-out records can be scored.
-
-    These are the trained language models that sample from prompts of the data. If no trained model does, it
-    is the first trained one. If several roles sample in training, a role counts only if a reward scores its
-    rows from these prompts, since the other roles do not answer the data's questions. In a flow that trains
-    nothing, ``--eval`` evaluates all roles that sample from these prompts. Empty if the flow has its own
-    evaluation.
-    """
-    names, answering = policies(roles), answering_roles(graph)
-    if len(playing := [name for name in names if roles[name].use.generates]) > 1:
-        names = [name for name in playing if name in scored_roles(graph)]
-    if options.eval and not any(role.use.trained for role in roles.values()):
-        names = [name for name in roles if name in answering]
-    names = [name for name in names if name in answering] or names[:1]
-    return (
-        tuple(names)
-        if (options.held_out or options.eval) and options.backend != "null" and graph.evaluation is None
-        else ()
-    )
-
-
-def unmeasured(graph: Graph, roles: Roles, options: Options) -> str:
-    """Return a message that says why held-out accuracy is not measured although held-out prompts exist.
-
-    The reason is that several roles sample and none of them answers the data's questions. Empty if accuracy
-    is measured or not requested.
-    """
-    playing = [name for name in policies(roles) if roles[name].use.generates]
-    asked = (options.held_out or options.eval) and options.backend != NULL and graph.evaluation is None
-    if not asked or len(playing) < 2 or evaluation_roles(graph, roles, options):
-        return ""
-    return (
-        f"held-out accuracy is not measured: {listed(playing)} sample, and no reward scores their answers "
-        "to the data's questions. Define with @flow(evaluate=…) which rows are answers"
-    )
-
-
-def policies(roles: Roles) -> list[str]:
-    """The trained language models."""
-    return [name for name, role in roles.items() if role.use.trained and role.use.head == "logprobs"]
-
-
-def answering_roles(graph: Graph) -> set[str]:
-    """Return the roles that sample from the prompts of the data or from a selection of these prompts.
-
-    Calls inside a `repeat` count too.
-    """
-    roles: set[str] = set()
-    for node in graph.nodes:
-        if node.body is not None:
-            roles |= answering_roles(node.body)
-        elif node.op is Op.GENERATE and node.role and chosen_prompts(graph.axes, node.axis):
-            roles.add(node.role)
-    return roles
-
-
-def scored_roles(graph: Graph) -> set[str]:
-    """Return the roles with rows that a reward scores.
-
-    Only rows that were sampled from the prompts of the data, or from a selection of these prompts, count.
-    Calls inside a `repeat` count too.
-    """
-    sampled: dict[int, set[str]] = {}
-    scored: set[str] = set()
-    for node in graph.nodes:
-        if node.body is not None:
-            scored |= scored_roles(node.body)
-            sampled[node.rows_axis] = answering_roles(node.body)
-        elif node.op is Op.GENERATE and node.role and chosen_prompts(graph.axes, node.axis):
-            sampled[node.rows_axis] = {node.role}
-        elif node.op is Op.REWARD:
-            scored |= set().union(*(sampled.get(axis, set()) for axis in chosen_from(graph.axes, node.axis)))
-    return scored
 
 
 def place_roles(

@@ -34,7 +34,8 @@ from rlflow.errors import FlowError, PlanError, Problem, listed
 from rlflow.monitoring import keys
 from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunResult
-from rlflow.runs.planning import PlacedRoles, evaluation_role, make_plan, needed, place_roles, pool_warnings
+from rlflow.runs.held_out import evaluation_role
+from rlflow.runs.planning import PlacedRoles, make_plan, needed, place_roles, pool_warnings
 from rlflow.runs.proof.claims import Claim, judged
 from rlflow.runs.run import run
 

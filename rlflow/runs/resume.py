@@ -29,10 +29,11 @@ from rlflow.processes.declare import HEAD, command_from, may_change, short
 from rlflow.rewards.reward_spec import BUILT_IN
 from rlflow.runs import directory, final, state
 from rlflow.runs.api import resolve_config
+from rlflow.runs.assemble import Judge
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies, other_inputs, same_inputs
 from rlflow.runs.directory import shown
-from rlflow.runs.prepare import Judge, prepare
+from rlflow.runs.prepare import prepare
 from rlflow.runs.session import BEGUN, continue_run, new_folder
 from rlflow.runs.trust import check_trusted
 

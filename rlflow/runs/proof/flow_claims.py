@@ -18,10 +18,7 @@ from rlflow.compiler.graph.model import Op
 from rlflow.errors import listed
 from rlflow.runs.proof.claims import Claim, judged
 from rlflow.runs.proof.directions import Direction, learned_rows, objective, pushed
-from rlflow.runs.proof.dry_run import (
-    RecordedUpdate,
-    uneven,
-)
+from rlflow.runs.proof.dry_run import RecordedUpdate, uneven
 from rlflow.runs.proof.score_claims import FACTORS, FOLLOWS, ROUNDING, ScoreClaims
 from rlflow.training.objective import New
 

@@ -16,7 +16,7 @@ from rlflow.cli.check import check_flow
 from rlflow.compiler.trace.compile import TraceOptions, compile_flow
 from rlflow.config.roles.replies import reply_problems, stop_problems
 from rlflow.rewards.environments.environment_spec import parse_environment
-from rlflow.runs.prepare import kept_files
+from rlflow.runs.assemble import kept_files
 
 MODEL = TASKS / "arithmetic_model"
 

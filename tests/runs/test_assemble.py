@@ -8,7 +8,7 @@ from sources import sources
 
 from rlflow.author.load import load_flow
 from rlflow.compiler.trace.compile import compile_flow
-from rlflow.runs.prepare import expected_steps
+from rlflow.runs.assemble import expected_steps
 
 
 def test_each_role_counts_the_steps_of_its_own_updates():

@@ -9,7 +9,7 @@ from rlflow.algorithms.grpo import grpo
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.roles.bound import bind_roles
 from rlflow.runs.api import resolve_config
-from rlflow.runs.planning import evaluation_roles, unmeasured
+from rlflow.runs.held_out import evaluation_roles, unmeasured
 
 
 @stage(gives={"question": text})

@@ -1,0 +1,335 @@
+"""Assemble a run from its parts: make its plan, load its models, and start its helpers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlflow.author.figures import Cause
+from rlflow.author.node_options import UpdateOptions
+from rlflow.checkpoints.model_files import small_files
+from rlflow.compiler.check.staleness import stale_problems
+from rlflow.compiler.graph.ancestry import expected_rows
+from rlflow.compiler.graph.model import Graph, RoleUse, used_nodes
+from rlflow.compiler.graph.wire import identity
+from rlflow.compiler.plan import Plan
+from rlflow.compiler.preview.sizes import Assumed, Sizes
+from rlflow.compiler.trace.compile import Program, TraceOptions
+from rlflow.config.flags import RunConfig
+from rlflow.config.options import Options
+from rlflow.config.roles import rewards as bound
+from rlflow.config.roles.asking import asking
+from rlflow.config.roles.backends import device_of, numbers
+from rlflow.config.roles.bound import Roles, folders
+from rlflow.config.roles.environments import Environments, Specs, single_rank
+from rlflow.config.roles.loaded_models import make_models, trainer_alone
+from rlflow.data.ends import NONE, Variables, ends_of
+from rlflow.data.prompts import Prompts
+from rlflow.errors import Reason, listed
+from rlflow.execution.engine import Scorer
+from rlflow.execution.executor import Executor
+from rlflow.execution.local_engine import LocalEngine
+from rlflow.execution.offload_manager import OffloadManager
+from rlflow.execution.queues import Queues
+from rlflow.extras import VERSION
+from rlflow.monitoring.secrets import redacted, telling
+from rlflow.processes.clients import outages
+from rlflow.processes.watchdog.beside import Watchdog
+from rlflow.runs.context import EngineInputs, RunContext, Runtime
+from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_rewards, unreadable
+from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
+from rlflow.runs.guards import make_weight_check
+from rlflow.runs.held_out import HeldOut, evaluated_role, evaluations, flow_evaluation, unmeasured
+from rlflow.runs.planning import PlacedRoles, make_plan, pool_warnings, settle_evaluation
+from rlflow.runs.trust import FILE_DIGEST, digest_of
+from rlflow.services.running import Services
+from rlflow.training import pretrained
+from rlflow.training.protocols import ResizesPasses, Trainer
+
+Judge = Callable[[Graph, Dependencies], Dependencies]
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a run has before its plan is made. ``assemble`` makes the run from it."""
+
+    program: Program
+    placed: PlacedRoles
+    config: RunConfig
+    prompts: Prompts
+    held_out: HeldOut
+    rewards: bound.Rewards
+    services: Services
+    watchdog: Watchdog
+    note: Callable[[str], None]
+    judge: Judge | None
+    traced_with: TraceOptions
+
+    @property
+    def specs(self) -> Specs:
+        """Role → environment."""
+        return self.traced_with.environments
+
+
+def assemble(parts: RunParts) -> RunContext:
+    """Make the plan of a run, load its models, and return the run.
+
+    Raises PlanError, and the errors of the judge.
+    """
+    graph, options, roles = parts.program.graph, parts.config.options, parts.placed.roles
+    sets = parts.held_out.judged(parts.rewards) if graph.evaluation is None else ()
+    if nobody := unmeasured(graph, roles, options) if sets else "":
+        parts.note(nobody)
+    placed = settle_evaluation(parts.placed, parts.program, evaluated_role(graph, roles, sets, options))
+    plan = make_plan(parts.program, placed)
+    for warning in pool_warnings(plan, Sizes.of(graph, Assumed(options.prompts))):
+        parts.note(str(warning))
+    dependencies = parts.judge(graph, _depends_on(parts, placed)) if parts.judge else None
+    files = {
+        name: kept_files(role.folder, role.use.head == "logprobs", role.variables)
+        for name, role in roles.items()
+        if name in graph.changed_roles
+    }
+    for folder in folders(roles.values()):
+        if code := pretrained.named_code(folder):
+            parts.note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
+    updates = {
+        name: expected_steps(graph, role.use, options.prompts, options.iterations)
+        for name, role in roles.items()
+    }
+    environments = Environments(parts.specs, graph, options)
+    runtime = _runtime(parts, placed, plan, environments, updates)
+    started = _Started(parts.rewards, environments, runtime)
+    executor = Executor(runtime.engine, runtime.queues, outages.clock, parts.services.away)
+    try:
+        parts.services.ready()
+    except BaseException:
+        started.stop()
+        raise
+    return RunContext(
+        plan=runtime.plan,
+        engine=runtime.engine,
+        executor=executor,
+        prompts=parts.prompts,
+        options=options,
+        evaluation=_evaluation(runtime.plan, placed, executor, parts.held_out, sets),
+        settings=recorded_settings(parts.program, parts.config),
+        files=files,
+        inputs=dependencies,
+        reasons=started.reasons,
+        stop=started.stop,
+        watchdog=parts.watchdog,
+        ahead=runtime.ahead,
+        workers=runtime.workers,
+        weight_check=make_weight_check(roles, runtime.engine, parts.prompts.data, options),
+        on_output=started.on_output,
+        services=parts.services,
+        alone=_alone(plan, roles, options, updates),
+        unmeasured=nobody,
+        resizing=frozenset(name for name, role in roles.items() if role.trainer.offers(ResizesPasses)),
+    )
+
+
+@dataclass(frozen=True)
+class _Started:
+    """The parts of a run that are running, and end together."""
+
+    rewards: bound.Rewards
+    environments: Environments
+    runtime: Runtime
+
+    def on_output(self, on_output: Callable[[bytes], object]) -> None:
+        """Pass everything that rewards and environments print to ``on_output``."""
+        self.rewards.on_output(on_output)
+        self.environments.on_output(on_output)
+        self.runtime.engine.on_output(on_output)
+
+    def stop(self) -> None:
+        """Stop everything."""
+        self.rewards.close()  # closed first, because a queue may be waiting for a score
+        self.environments.close()
+        self.runtime.close()
+
+    def reasons(self) -> dict[Cause, Reason]:
+        """Return the first message of each cause of missing scores."""
+        return {**self.runtime.reasons(), **self.environments.reasons()}
+
+
+def _runtime(
+    parts: RunParts, placed: PlacedRoles, plan: Plan, environments: Environments, updates: Mapping[str, int]
+) -> Runtime:
+    """Start the services of a run, load its models, and return its engine, queues and pools."""
+    graph, roles, config = parts.program.graph, placed.roles, parts.config
+    inputs = EngineInputs(
+        parts.prompts, asking(graph, roles, config, parts.specs), config.sampling, environments.pools
+    )
+    single_rank(parts.specs, graph, {name: role.generator.can.tensor for name, role in roles.items()})
+    parts.services.start()  # services start while models are loaded
+    if not config.options.pools:
+        return _in_process(plan, placed, inputs, updates, parts.rewards)
+    from rlflow.runs.pools import worker_setups  # a run in one process does not load it
+
+    setups = worker_setups(parts.program, config, parts.prompts.data, parts.traced_with, updates)
+    return _loader(plan, placed, parts.watchdog, parts.note)(setups, inputs)
+
+
+def _alone(
+    plan: Plan, roles: Roles, options: Options, updates: Mapping[str, int]
+) -> dict[str, Callable[[], Trainer]]:
+    """Role → a function that makes its trainer in this process, for each role that several ranks train."""
+    if plan.placement is None:
+        return {}
+    several = {role for role, pool in plan.placement.trainers.items() if plan.placement.pools[pool] > 1}
+    trained = {name: role for name, role in roles.items() if role.use.trained and name in several}
+    return {name: partial(trainer_alone, role, options, updates[name]) for name, role in trained.items()}
+
+
+def _evaluation(
+    plan: Plan, placed: PlacedRoles, executor: Executor, held_out: HeldOut, sets: tuple[HeldOutSet, ...]
+) -> Evaluation | FlowEvaluation | None:
+    """The evaluation of the run; None without held-out prompts, or if no reward scores them."""
+    if plan.evaluation is not None:
+        return flow_evaluation(executor, plan, held_out.data)
+    if placed.evaluated is None or not sets:
+        return None
+    return evaluations(
+        plan, placed.roles, placed.evaluated, executor.engine, executor.queues, held_out, sets, placed.options
+    )
+
+
+def _depends_on(parts: RunParts, placed: PlacedRoles) -> Dependencies:
+    """Find everything that the run's numbers depend on, besides its settings and its graph."""
+    program = parts.program
+    rewards = named_rewards([use.name for use in program.graph.roles if use.rewards], placed.rewards)
+    sources = Sources(
+        Path(program.flow.place.path),
+        placed.roles,
+        rewards,
+        parts.prompts.data,
+        parts.held_out.data,
+        parts.config.tokenizer_folder,
+        parts.held_out.sets,
+        tuple(parts.specs.values()),
+    )
+    return find_dependencies(sources, placed.options)
+
+
+def kept_files(folder: Path | None, replies: bool, variables: Variables = NONE) -> dict[str, bytes]:
+    """Return the small files of a role's model folder, as name → content; {} without a folder.
+
+    They are copied into checkpoints and final models, so the folder is not needed later. ``replies``: whether
+    the model generates text; its generation config must then name all tokens that end a reply. ``variables``:
+    the variables of its chat template. Raises PlanError if a file cannot be read.
+    """
+    if folder is None:
+        return {}
+    try:
+        files = {path.name: path.read_bytes() for path in small_files(folder)}
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    return files | (ends_of(folder, variables).written(files) if replies else {})
+
+
+def _loader(
+    plan: Plan, placed: PlacedRoles, watchdog: Watchdog, note: Callable[[str], None]
+) -> Callable[[Any, EngineInputs], Runtime]:
+    """Return the function that loads the models of pools, in threads of this process or on Ray."""
+    if placed.where.threads:
+        from rlflow.runs.pools import in_threads
+
+        return partial(in_threads, plan, placed.options)
+    from rlflow.runs.ray_pools import on_ray  # needs Ray
+
+    return lambda setups, inputs: on_ray(plan, placed, setups, inputs, watchdog, note)
+
+
+def _in_process(
+    plan: Plan, placed: PlacedRoles, inputs: EngineInputs, updates: Mapping[str, int], rewards: bound.Rewards
+) -> Runtime:
+    """Make the models of a run in this process."""
+    graph, options, roles = plan.graph, placed.options, placed.roles
+    used = {node.role for node in used_nodes(graph)}
+    judges = [use.name for use in graph.roles if use.name not in roles and use.name in used]
+    scorers: dict[str, Scorer] = {name: rewards.scorer(name, plan.program.weighed) for name in judges}
+    device = device_of(options.device)
+    offload_manager = OffloadManager.of(plan.residency)
+    queues = Queues()  # models are made in a thread that ends afterwards, together with its OpenMP threads
+    models = queues.do(
+        "control",
+        partial(make_models, roles.values(), options, device, updates, loaded=offload_manager.loaded),
+    )
+    engine = LocalEngine(
+        models,
+        scorers,
+        options.seed,
+        inputs.prompts.take,
+        {slot.name: slot.initial for slot in graph.state},
+        iterations=options.iterations,
+        reward_timeout=options.reward_timeout,
+        offloads=offload_manager,
+        dtype=numbers(options.dtype),
+        asking=inputs.asking,
+        sampling=inputs.sampling,
+        environments=inputs.environments,
+    )
+    scorers |= {name: bound.ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
+    queues.do("control", partial(rewards.load_models, device, options))
+    return Runtime(plan, engine, queues, rewards.reasons, queues.close)
+
+
+def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) -> int:
+    """Return the number of optimizer steps of a role over the run.
+
+    Learning-rate schedules that end need this number. If a `repeat` keeps fewer rows than expected, the role
+    takes fewer steps.
+    """
+    steps, expected = 0, expected_rows(graph, prompts, repeats="prompts")
+    for node in graph.nodes:
+        if isinstance(update := node.settings, UpdateOptions) and node.role == use.name:
+            per_pass = -(-expected[node.axis] // update.minibatch) if update.minibatch is not None else 1
+            steps += per_pass * update.epochs * max(iterations - update.after, 0)
+    return steps
+
+
+def working_folder() -> str | None:
+    """Return the folder that relative paths in the settings start from; None if it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+def recorded_settings(program: Program, config: RunConfig) -> Mapping[str, Any]:
+    """Return the content of settings.json: everything needed to resume or repeat the run.
+
+    A secret that is a default in the flow's own file is not copied.
+    """
+    default = vars(program.flow.parameters.hp) if program.flow.parameters.hp is not None else {}
+    hp = {
+        name: value for name, value in program.graph.hp if not (telling(name) and value == default.get(name))
+    }
+    stale = stale_problems(program, config.options.staleness)
+    waived = [f"{problem.message}: {problem.found}" for problem in stale if problem.code == "stale-waived"]
+    return redacted(
+        {
+            "rlflow": VERSION,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "started_in": working_folder(),
+            "flow": program.flow.name,
+            "file": program.flow.place.path,
+            "graph": identity(program.graph),
+            FILE_DIGEST: digest_of(Path(program.flow.place.path)),
+            "hp": hp,
+            "options": dataclasses.asdict(config.options),
+            **({"stale_ok": waived} if waived else {}),
+            "values": {name: value for name, value in config.values.items() if not name.startswith("hp.")},
+        }
+    )
