@@ -30,7 +30,7 @@ from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.health.monitor import Newcomers, WatchedWorker, end
 from rlflow.cluster.lean import WorkerStart
 from rlflow.cluster.ray_thread import RayLate, asked, connect, disconnect
-from rlflow.cluster.reach import Listening, check_local, check_speaks
+from rlflow.cluster.reach import Listening, check_joins, check_local, check_speaks
 from rlflow.cluster.rpc.actor import make_pool
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.replies import of_answer
@@ -161,14 +161,14 @@ def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) 
     token.guard()
     limit = time.monotonic() + seconds
     gcs = check_speaks(address, seconds)
-    left = max(limit - time.monotonic(), 1.0)
     found = (
         f"{'a server with the protocol of Ray answered' if gcs else 'a Ray was found'}, but Ray's "
         f"controller (GCS) did not answer within {seconds:g} s"
     )
     try:
-        connect(partial(ray.init, address=address, **how), left, str(_no_ray(address, found)))
-    except RayLate as late:
+        check_joins(address, max(limit - time.monotonic(), 1.0))
+        connect(partial(ray.init, address=address, **how), seconds, str(_no_ray(address, found)))
+    except (RayLate, TimeoutError) as late:
         raise RayLate(found) from late
     refuse_public_nodes(insecure)
     return Controllers(gcs=Listening(gcs) if gcs else None)

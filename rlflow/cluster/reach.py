@@ -1,6 +1,7 @@
-"""Check that a Ray is at an address, before Ray's own code connects to the address.
+"""Check that a Ray is at an address, before Ray's own code connects this process to the address.
 
-If a different server is at the address, Ray's code waits for minutes.
+If a different server is at the address, Ray's code waits for minutes. If a process of the Ray hangs, Ray's code
+can hold the interpreter's lock, and then ends the process that joins. A child process therefore joins first.
 """
 
 from __future__ import annotations
@@ -8,8 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+
+from rlflow.errors import printable
+from rlflow.processes.children import Child
 
 # HTTP/2, which Ray uses, starts with these bytes; the settings are empty
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -20,6 +26,16 @@ EVERY = 2.0  # seconds between two checks of a joined controller
 # after 60 seconds
 GONE = 30.0
 SHOWN = 60  # maximum characters shown of another server's answer
+LOGGED = 300  # maximum characters shown of Ray's last line before it ended a process
+# The program of the child that joins a Ray. It prints Ray's error, if any.
+JOIN = """
+import os, sys, ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)
+except Exception as error:
+    print(error, flush=True)
+os._exit(0)
+"""
 
 
 def check_speaks(address: str, seconds: float) -> str:
@@ -66,6 +82,32 @@ def check_greeting(answer: bytes | None, seconds: float) -> None:
     if len(answer) < HEAD or answer[3] != SETTINGS:
         words = answer.decode("ascii", "replace").splitlines()[0]
         raise OSError(f"the server answered, but it is not a Ray: {words!r}")
+
+
+def check_joins(address: str, seconds: float, program: str = JOIN) -> None:
+    """Join the Ray at an address in a child process, which then ends.
+
+    ``program``: the Python program of the child. Raises TimeoutError if the child has not joined within
+    ``seconds``, and OSError if it cannot join.
+    """
+    command, pipe = [sys.executable, "-P", "-c", program, address], subprocess.PIPE
+    with Child(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as child:
+        try:
+            printed, logged = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"a process did not join the Ray within {seconds:g} s") from None
+        finally:
+            child.end()
+    if child.returncode:
+        raise OSError(f"Ray ended the process that joined it{_last_line(logged)}")
+    if printed:
+        raise OSError(printed.decode(errors="replace").splitlines()[0])
+
+
+def _last_line(logged: bytes) -> str:
+    """Return the last line of Ray's log as the end of a sentence, without the line's time and process id."""
+    lines = printable(logged.decode(errors="replace")).strip().splitlines()
+    return f": {lines[-1].rpartition('] ')[2][:LOGGED]}" if lines else ""
 
 
 class Listening:

@@ -81,6 +81,22 @@ def test_an_address_without_a_ray_is_refused(tmp_path):
     assert "6379" in str(silent.value)
 
 
+def test_a_server_with_the_protocol_of_ray_that_is_no_ray_is_refused(tmp_path):
+    def answer():
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))  # HTTP/2's settings, and nothing else
+            connection.recv(100)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer).start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(
+            PlanError, match=r"protocol of Ray answered, but Ray's controller \(GCS\) did not"
+        ):
+            launch.start(address, 1, tmp_path / "rlflow-0", seconds=5.0)
+
+
 def test_a_started_ray_needs_the_loopback_address(tmp_path, monkeypatch):
     def down(address):
         raise OSError(101, "Network is unreachable")

@@ -1,12 +1,16 @@
 """A program that answers at a Ray's address is identified before Ray's own code waits for it."""
 
 import contextlib
+import os
+import signal
 import socket
 import threading
 
 import pytest
+from processes import until
 
-from rlflow.cluster.reach import GONE, GREETING, Listening, check_greeting, check_speaks
+from rlflow.cluster.reach import GONE, GREETING, Listening, check_greeting, check_joins, check_speaks
+from rlflow.processes.watchdog.signals import ending_at_once
 
 # an empty settings frame, the start of every HTTP/2 server
 SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -58,6 +62,31 @@ def test_another_answer_is_quoted(answer, told):
 def test_a_silent_server_is_given_up_at_the_deadline():
     with answering(None) as address, pytest.raises(OSError, match=r"sent nothing for 0\.1 s"):
         check_speaks(address, 0.1)
+
+
+def test_a_child_that_cannot_join_gives_the_error_of_ray():
+    with pytest.raises(OSError, match=r"^wrong version$"):
+        check_joins("there:1", 60.0, "print('wrong version\\nmore')")
+    ended = "import os, sys\nprint('[now E 7 7] core.cc:9: no \\x1b raylet', file=sys.stderr, flush=True)\nos._exit(1)"
+    with pytest.raises(OSError, match=r"ended the process that joined it: core\.cc:9: no \\x1b raylet"):
+        check_joins("there:1", 60.0, ended)
+    assert check_joins("there:1", 60.0, "import sys\nassert sys.argv[1:] == ['there:1']") is None
+
+
+def test_a_child_that_hangs_is_ended_at_the_deadline_or_by_a_signal(tmp_path):
+    hangs = f"import os, time\nopen(r'{tmp_path / 'pid'}', 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    with pytest.raises(TimeoutError), socket.create_server(("127.0.0.1", 0)) as silent:
+        check_joins(f"127.0.0.1:{silent.getsockname()[1]}", 0.1)
+
+    def interrupt():
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt), ending_at_once():
+        check_joins("there:1", 120.0, hangs)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_a_closed_port_is_refused_from_every_setting(monkeypatch):
