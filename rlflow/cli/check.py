@@ -31,7 +31,7 @@ from rlflow.config.template_kwargs import template_kwargs
 from rlflow.data.data_spec import SourceSpec, parse_sources
 from rlflow.data.fields import FIELDS
 from rlflow.data.hub_names import hub_data
-from rlflow.data.records import read
+from rlflow.data.records import first_record
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
 from rlflow.monitoring.secrets import remember
@@ -192,7 +192,7 @@ def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> t
     paths = [path for file in files if (path := Path(os.path.expanduser(file))).suffix]
     if not paths:
         return ()
-    firsts = [records[0].fields for path in paths if (records := read(path)[0])]
+    firsts = [record.fields for path in paths if (record := first_record(path)) is not None]
     names = [
         name.removeprefix(f"{source.name}.")
         for name in mapped

@@ -71,8 +71,10 @@ def tokenizer_folder(model: str) -> Path:
 
 
 def _opened(source: SourceSpec, folder: str | None, settings: Mapping[str, Any]) -> Dataset:
-    """Open a data source as a run with the model in ``folder`` would open it."""
-    data = open_data(source.path, tokenizer=folder, bad="skip", **data_settings(settings, ()))
+    """Open a source as a run of the model in ``folder`` opens it."""
+    data = open_data(
+        source.path, tokenizer=folder, bad="skip", completions=True, **data_settings(settings, ())
+    )
     positions = positions_of(Path(folder)) if folder else None
     return (
         data.within(Room(positions, positions, f" ({positions} positions of the model)"))
@@ -85,6 +87,8 @@ def lines(preview: Preview) -> Iterator[str]:
     """Yield the lines that `rlflow data` prints for one source."""
     yield f"{preview.name}: {preview.records} usable records, {preview.shape}"
     yield from (f"  {name:<12} read from the field '{field}'" for name, field in preview.fields.items())
+    if preview.splits:
+        yield f"  {preview.splits}"
     if preview.unread:
         yield f"  unused fields: {', '.join(preview.unread)} (--data.NAME FIELD maps a field)"
     yield (

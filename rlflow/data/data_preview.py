@@ -78,6 +78,7 @@ class Preview:
     equal_pairs: str  # a line about pairs with two equal responses; empty if there are none
     rows: tuple[PreviewRow, ...]
     warnings: tuple[str, ...] = ()  # warnings about the model folder
+    splits: str = ""  # a line about the splits of the data; empty if there is at most one
 
     def as_json(self) -> dict[str, Any]:
         """Return the preview as plain values."""
@@ -106,6 +107,7 @@ def preview(data: Dataset, rows: int) -> Preview:
         told(data, equal_pairs(data)),
         shown,
         tuple(_warnings(data)),
+        data.split_lines,
     )
 
 

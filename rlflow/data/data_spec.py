@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from glob import has_magic
 from pathlib import Path
 
 from rlflow.data.gym import PREFIX
@@ -18,7 +19,7 @@ from rlflow.data.hub_names import hub_data
 from rlflow.errors import PlanError
 
 NAME = re.compile(r"\w[\w.-]*")
-FILES = (".jsonl", ".parquet")
+FILES = (".jsonl", ".parquet", ".csv", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def _name(path: str) -> str:
     """Return the stem of a file, or the name of a folder, a task or a repository on the Hub."""
     if (name := hub_data(path)) is not None:
         return name.stem
+    if has_magic(path) and not _exists(path):
+        path = str(Path(path).parent.absolute())
     last = Path(path.removeprefix(PREFIX)).name
     return Path(last).stem if Path(last).suffix in FILES else last
 

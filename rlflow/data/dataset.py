@@ -55,6 +55,9 @@ class Dataset:
     # Name → share of the prompts, if there are several sources; the shares may have any positive sum.
     weights: Mapping[str, Fraction] = field(default_factory=dict)
     commit: str = ""  # of the repository on the Hub that the records come from
+    splits: tuple[str, ...] = ()  # names of all splits of the source; empty if it has none
+    split_read: str = ""  # the split that ``records`` come from
+    test: Sequence[Record] = ()  # records of the split "test", which are held out
 
     def __len__(self) -> int:
         return len(self.records)
@@ -127,6 +130,21 @@ class Dataset:
             f"{self.name} uses the field names of {project}: {columns} (--data.NAME FIELD for others)"
             if project
             else ""
+        )
+
+    @property
+    def split_lines(self) -> str:
+        """Describe the splits of the data and their use; empty if there is at most one split."""
+        if self.parts:
+            return "\n".join(filter(None, (part.split_lines for part in self.parts.values())))
+        if len(self.splits) < 2:
+            return ""
+        held_out = (
+            f"holds out questions of 'test' ({len(self.test)})" if self.test else "holds out a part of it"
+        )
+        return (
+            f"{self.name} has the splits {', '.join(self.splits)}: the run trains on '{self.split_read}' "
+            f"({len(self)} records) and {held_out} (--data.split NAME reads one split)"
         )
 
     @property
@@ -236,7 +254,9 @@ class Dataset:
         set a few records larger than requested. Raises PlanError if either set would be empty.
         """
         if not held_out or not self.records:
-            return self, replace(self, records=(), dropped=0, doubles=0, faults=())
+            return replace(self, test=()), replace(self, records=(), test=(), dropped=0, doubles=0, faults=())
+        if self.test:
+            return self._with_test(held_out, seed)
         places = [_place(record.question, seed) for record in self.records]
         if isinstance(held_out, Mapping):
             questions = self._held_out_by_source(places, held_out)
@@ -252,6 +272,29 @@ class Dataset:
         return replace(self, records=sides[0]), replace(
             self, records=sides[1], dropped=0, doubles=0, faults=()
         )
+
+    def _with_test(self, held_out: int | float | Mapping[str, int], seed: int) -> tuple[Dataset, Dataset]:
+        """Split as ``split`` does, but hold out records of the split "test" where a source has one.
+
+        A question that is held out is not in the training data, even if the split "train" has it too.
+        """
+        places = [_place(record.question, seed) for record in self.test]
+        if isinstance(held_out, Mapping):
+            with_test = {record.more[SOURCE] for record in self.test}
+            own = {name: count for name, count in held_out.items() if name in with_test}
+            tests = replace(self, records=self.test, test=())
+            questions = tests._held_out_by_source(places, own)
+            others = {name: count for name, count in held_out.items() if name not in with_test}
+            training, rest = replace(self, test=()).split(others, seed)
+        else:
+            outs = _held_out(places, held_out)
+            questions = {place for place, out in zip(places, outs, strict=True) if out}
+            training, rest = replace(self, test=()).split(0)
+        held = [record for record, place in zip(self.test, places, strict=True) if place in questions]
+        kept = [record for record in training.records if _place(record.question, seed) not in questions]
+        if not kept:
+            raise _bad_split(self, held_out)
+        return replace(training, records=kept), replace(rest, records=[*rest.records, *held])
 
     def _held_out_by_source(self, places: Sequence[int], counts: Mapping[str, int]) -> set[int]:
         """Choose held-out questions from each source, and return their hashes.

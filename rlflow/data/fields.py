@@ -4,6 +4,7 @@ responses.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,15 @@ Shape = Literal["prompts", "completions", "pairs"]
 Response = str | tuple[Message, ...]
 
 FIELDS = ("prompt", "answer", "completion", "chosen", "rejected")
+CHATS = ("messages", "conversations")  # fields with a complete conversation
 OTHER_NAMES = {
-    "prompt": ("question", "problem", "instruction", "input"),
+    "prompt": ("question", "problem", "instruction", "input", *CHATS),
     "answer": ("solution", "ground_truth", "reward_model.ground_truth", "target", "label"),
 }
 # Fields that identify the records of a different project.
 OF_PROJECTS = {"reward_model.ground_truth": "verl", "input": "OpenRLHF", "label": "OpenRLHF"}
+# ShareGPT's words for the roles of messages, with the keys "from" and "value"
+ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "function": "tool"}
 TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "bool": (bool,)}
 
 
@@ -91,7 +95,9 @@ class Mapped:
 
     def _prompt(self, raw: Raw) -> str | tuple[Message, ...]:
         if "prompt" in self.fields:
-            return _prompt(_value(raw, self.fields["prompt"]), raw, self.fields["prompt"])
+            name = self.fields["prompt"]
+            prompt = _prompt(_value(raw, name), raw, name)
+            return _without_reply(prompt, raw, name) if name in CHATS else prompt
         # A response that is a complete conversation contains its prompt.
         first, *other_prompts = [_value(raw, self.fields[name])[:-1] for name in self.responses]
         if any(prompt != first for prompt in other_prompts):
@@ -99,10 +105,13 @@ class Mapped:
         return _prompt(first, raw, self.responses[0])
 
 
-def mapped(first: Raw, chosen: Mapping[str, str | None], columns: Mapping[str, Kind]) -> Mapped:
-    """Return the mapping that fits the record ``first``. Raises PlanError if a required field is missing.
+def mapped(
+    first: Raw, chosen: Mapping[str, str | None], columns: Mapping[str, Kind], completions: bool = False
+) -> Mapped:
+    """Return the mapping that fits the first record. Raises PlanError if a needed field is missing.
 
-    ``chosen``: the field that the user maps to each name; None for no field. ``columns``: declared columns.
+    ``chosen``: name → the field that the user maps to it; None for no field. ``completions``: the
+    assistant's last message of a conversation is the completion, if no other field is.
     """
     names = dict.fromkeys([*FIELDS, *columns])
     for name in chosen:
@@ -117,6 +126,8 @@ def mapped(first: Raw, chosen: Mapping[str, str | None], columns: Mapping[str, K
             )
     sources = {name: _field(first, name, chosen) for name in names}
     fields = {name: source for name, source in sources.items() if source is not None}
+    if completions and not fields.keys() & {"completion", "chosen"} and fields.get("prompt") in CHATS:
+        fields |= {"completion": fields["prompt"]} if _ends_with_reply(first, fields["prompt"]) else {}
     _check_shape(first, fields, columns)
     return Mapped(fields, columns)
 
@@ -177,7 +188,23 @@ def _value(raw: Raw, name: str) -> Any:
         raise _missing_field(raw, name, f"a field '{name}' in every record") from None
 
 
+def _ends_with_reply(raw: Raw, name: str) -> bool:
+    prompt = _prompt(_value(raw, name), raw, name)
+    return not isinstance(prompt, str) and prompt[-1]["role"] == "assistant"
+
+
+def _without_reply(prompt: str | tuple[Message, ...], raw: Raw, name: str) -> str | tuple[Message, ...]:
+    """Return a conversation without the assistant's last message, if it ends with one."""
+    if isinstance(prompt, str) or prompt[-1]["role"] != "assistant":
+        return prompt
+    if len(prompt) == 1:
+        raise _bad_field(raw, f"the field '{name}' begins with the assistant", "a message of the user first")
+    return prompt[:-1]
+
+
 def _prompt(value: Any, raw: Raw, name: str) -> str | tuple[Message, ...]:
+    if name in CHATS:
+        value = _decoded(value, raw)
     if isinstance(value, str):
         return _unicode(value, raw, name)
     if isinstance(value, Sequence) and value:
@@ -195,7 +222,8 @@ def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
     Raises PlanError for a message that no chat template accepts.
     """
     whole = [
-        _without_none(message, raw.filled) if isinstance(message, Mapping) else message for message in value
+        _without_none(_standard(message), raw.filled) if isinstance(message, Mapping) else message
+        for message in value
     ]
     for number, message in enumerate(whole, 1):
         if problem := fault(message):
@@ -208,6 +236,23 @@ def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
         {**message, **({"content": _unicode(text, raw, name)} if (text := message.get("content")) else {})}
         for message in whole
     )
+
+
+def _decoded(value: Any, raw: Raw) -> Any:
+    """Return the value that a text of a CSV file encodes as JSON; any other value unchanged."""
+    if raw.text and isinstance(value, str) and value.lstrip().startswith("["):
+        with contextlib.suppress(ValueError):
+            return json.loads(value)
+    return value
+
+
+def _standard(message: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return a message of ShareGPT (from, value) with the usual keys (role, content)."""
+    if "role" in message or not message.keys() >= {"from", "value"}:
+        return message
+    role = ROLES.get(message["from"], message["from"])
+    rest = {key: item for key, item in message.items() if key not in ("from", "value", "weight")}
+    return {"role": role, "content": message["value"], **rest}
 
 
 def _without_none(message: Mapping[Any, Any], filled: bool) -> dict[Any, Any]:
@@ -235,7 +280,7 @@ def _response(raw: Raw, name: str, prompted: bool) -> Response:
     If the prompt has a field of its own (``prompted``) and the messages begin with the assistant, all
     messages are the response. Otherwise the response is the assistant's last message.
     """
-    value = _value(raw, name)
+    value = _decoded(_value(raw, name), raw) if name in CHATS else _value(raw, name)
     if isinstance(value, str):
         return _unicode(value, raw, name)
     turns = _messages(value, raw, name) if isinstance(value, Sequence) and value else ()
@@ -264,6 +309,8 @@ def _declared(raw: Raw, name: str, kind: Kind) -> Any:
     if kind.level is Level.TEXT:
         return _text(raw, name)
     value, family = _value(raw, name), kind.family or "float"
+    if raw.text:
+        value = _number(value, family)
     if (
         not isinstance(value, TYPES.get(family, ()))
         or (isinstance(value, bool) and family != "bool")
@@ -273,6 +320,14 @@ def _declared(raw: Raw, name: str, kind: Kind) -> Any:
             raw, f"the field '{name}' is {_short(value)}", f"a value for a column of kind {kind}"
         )
     return value
+
+
+def _number(text: Any, family: str) -> Any:
+    """Return the number or bool that a text of a CSV file names; the text itself if it names none."""
+    try:
+        return {"true": True, "false": False}[text.strip().lower()] if family == "bool" else json.loads(text)
+    except (ValueError, KeyError, AttributeError):
+        return text
 
 
 def _too_large(value: Any, family: str) -> bool:

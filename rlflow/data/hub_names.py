@@ -81,7 +81,8 @@ def hub_data(text: str) -> HubName | None:
 
 def local_instead(text: str) -> bool:
     """Return True if a text has the form of a Hub name but is a path that exists here."""
-    return bool(MODEL.fullmatch(text) or DATA.fullmatch(text)) and os.path.exists(text)
+    form = MODEL.fullmatch(text) or DATA.fullmatch(text)
+    return form is not None and not text.endswith(SUFFIXES) and os.path.exists(text)
 
 
 def snapshot_of(folder: Path) -> HubName | None:

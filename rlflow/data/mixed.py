@@ -37,11 +37,17 @@ def mixed(parts: Mapping[str, Dataset], weights: Mapping[str, Fraction] | None =
     _same_shape(parts)
     _same_kinds(parts, declared)
     absent = dict.fromkeys((name for name, kind in declared.items() if kind == text), ABSENT)
-    records = [
-        replace(record, more={**absent, **record.more, SOURCE: name})
-        for name, part in parts.items()
-        for record in part.records
-    ]
+    records, test = (
+        [
+            replace(record, more={**absent, **record.more, SOURCE: name})
+            for name, own in each.items()
+            for record in own
+        ]
+        for each in (
+            {name: part.records for name, part in parts.items()},
+            {name: part.test for name, part in parts.items()},
+        )
+    )
     shares = dict(weights) if weights else {name: Fraction(len(part)) for name, part in parts.items()}
     return Dataset(
         ", ".join(parts),
@@ -58,6 +64,7 @@ def mixed(parts: Mapping[str, Dataset], weights: Mapping[str, Fraction] | None =
         unread=tuple(name for part in parts.values() for name in part.unread),
         parts=dict(parts),
         weights=shares,
+        test=test,
         model_prompt=any(part.model_prompt for part in parts.values()),
     )
 
@@ -240,14 +247,15 @@ def _number(name: str) -> int:
 def fifths(data: Dataset, held_out: int) -> dict[str, int]:
     """Return the number of questions to hold out from each source, by name.
 
-    The number is the source's share of ``held_out`` by weight, but at least 1 and at most a fifth of its
-    questions. A source with fewer than 5 questions holds out none.
+    The number is the source's share of ``held_out`` by weight, at least 1 and at most a fifth of its
+    questions, or all questions of its split "test". A source with fewer than 5 questions holds out none.
     """
     total = sum(data.weights.values())
     questions: dict[str, set[str]] = {name: set() for name in data.parts}
     for record in data.records:
         questions[record.more[SOURCE]].add(record.question)
+    most = {name: len(own) // 5 for name, own in questions.items()}
+    most |= Counter(record.more[SOURCE] for record in data.test)
     return {
-        name: min(max(round(held_out * data.weights[name] / total), 1), len(own) // 5)
-        for name, own in questions.items()
+        name: min(max(round(held_out * data.weights[name] / total), 1), limit) for name, limit in most.items()
     }

@@ -1,4 +1,4 @@
-"""Read the records of a file or folder (JSONL, Parquet, a Hugging Face dataset folder) or of the Hub.
+"""Read the records of files (JSONL, Parquet, CSV, TSV), of Hugging Face dataset folders and of the Hub.
 
 Each record is a mapping with its file and line.
 """
@@ -6,17 +6,20 @@ Each record is a mapping with its file and line.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
 from rlflow.data import hub
 from rlflow.data.hub_names import HubName
+from rlflow.data.text_tables import text_rows
 from rlflow.errors import Place, PlanError, Problem, listed, nearest
 from rlflow.extras import require
 
-SUFFIXES = (".jsonl", ".parquet")
+SUFFIXES = (".jsonl", ".parquet", ".csv", ".tsv")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
@@ -32,46 +35,118 @@ class Raw:
     number: int = 0  # the record's number among all records, from 0; unreadable lines count too
     # True if the record comes from Arrow, which adds None for missing keys of nested values.
     filled: bool = False
+    text: bool = False  # True if all values are texts, as in CSV
+
+
+Items = Iterator[Raw | Problem]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A source of records after it was opened: its splits, whose records are read when they are needed."""
+
+    name: str  # of the source, in messages
+    readers: Mapping[
+        str, Callable[[], Items]
+    ]  # split → its records; one named "" for a source without splits
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the splits; empty for a source without splits."""
+        return tuple(name for name in self.readers if name)
+
+    def chosen(self, part: str | None, usual: str = "train") -> str:
+        """Return the split to read: ``part``, else the only one, else ``usual``, else "train".
+
+        Raises PlanError if there is no such split.
+        """
+        usual = usual if usual in self.readers else "train"
+        name = part or (usual if len(self.readers) > 1 else next(iter(self.readers)))
+        if name not in self.readers:
+            raise _no_part(self.name, name, self.names)
+        return name
+
+    def read(self, split: str, first: int = 0) -> tuple[list[Raw], list[Problem]]:
+        """Return (records, problems) of a split; a problem is a line without a valid record.
+
+        ``first``: the number of the first record. Raises PlanError if nothing can be read.
+        """
+        items = list(self.readers[split]())
+        if not items:
+            raise PlanError.of(
+                "data-empty", f"{self.name} contains no records", expected="one record or more"
+            )
+        raw = [
+            replace(item, number=number) for number, item in enumerate(items, first) if isinstance(item, Raw)
+        ]
+        return raw, [item for item in items if isinstance(item, Problem)]
 
 
 def read(where: Path | HubName, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
-    """Return (records, problems) of a file, a folder or a data set on the Hub.
+    """Return (records, problems) of a file, files by a pattern, a folder or a data set on the Hub.
 
-    A problem is a line without a valid record. ``part``: the split to read if there are several. Raises
-    PlanError if nothing can be read.
+    ``part``: the split to read if there are several. Raises PlanError if nothing can be read.
     """
-    items = list(_items(where, part))
-    if not items:
-        raise PlanError.of("data-empty", f"{where} contains no records", expected="one record or more")
-    raw = [replace(item, number=number) for number, item in enumerate(items) if isinstance(item, Raw)]
-    return raw, [item for item in items if isinstance(item, Problem)]
+    source = opened(where)
+    return source.read(source.chosen(part))
 
 
-def _items(where: Path | HubName, part: str | None) -> Iterator[Raw | Problem]:
+def first_record(where: Path | HubName) -> Raw | None:
+    """Return the first valid record that ``read`` returns, without reading the others; None without records.
+
+    Raises PlanError if there are no data.
+    """
+    source = opened(where)
+    return next((item for item in source.readers[source.chosen(None)]() if isinstance(item, Raw)), None)
+
+
+def opened(where: Path | HubName) -> Splits:
+    """Return the splits of a file, files by a pattern, a folder or a data set on the Hub.
+
+    Raises PlanError if there are no data.
+    """
     if isinstance(where, HubName):
-        return _of_splits(hub.load_data(where), _called(where), where.split or part)
-    if not where.exists():
+        name = str(replace(where, revision=None))
+        return Splits(name, _of_rows(hub.load_data(where), name))
+    if where.is_dir():
+        return Splits(str(where), _folder(where))
+    files = _matching(where)
+    if not files:
         raise no_such_file(where)
-    return _folder(where, part) if where.is_dir() else _file(where)
+    return Splits(str(where), {"": partial(_files, files)})
 
 
-def _called(name: HubName) -> str:
-    """Return the name of a data set on the Hub in places of records."""
-    return str(replace(name, revision=None))
+def _matching(path: Path) -> list[Path]:
+    """Return the file at a path, or the files that match a pattern such as data/*.jsonl, sorted by name."""
+    if path.exists() or not has_magic(str(path)):
+        return [path] if path.exists() else []
+    return [Path(name) for name in sorted(glob(str(path), recursive=True)) if Path(name).is_file()]
 
 
-def _file(path: Path) -> Iterator[Raw | Problem]:
+def _files(files: Sequence[Path]) -> Items:
+    return (item for file in files for item in _file(file))
+
+
+def _file(path: Path) -> Items:
     match path.suffix:
         case ".jsonl":
             return _jsonl(path)
         case ".parquet":
             return _parquet(path)
+        case ".csv" | ".tsv":
+            return _texts(path)
     raise PlanError.of(
         "data-format",
         f"cannot read {path} as data",
         found=path.suffix or "no suffix",
         expected=f"{listed(SUFFIXES)}, or a Hugging Face dataset folder",
         remedy="write one JSON object per line to a .jsonl file",
+    )
+
+
+def _texts(path: Path) -> Items:
+    return (
+        item if isinstance(item, Problem) else Raw(item[0], item[1], text=True) for item in text_rows(path)
     )
 
 
@@ -115,9 +190,11 @@ def _parquet(path: Path) -> Iterator[Raw | Problem]:
     return _numbered(table.to_pylist(), str(path))
 
 
-def _folder(path: Path, part: str | None) -> Iterator[Raw | Problem]:
+def _folder(path: Path) -> dict[str, Callable[[], Items]]:
+    """Return split → its records, for a folder of data."""
     if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
-        return _saved(path, part)
+        data = require("datasets", extra="tasks").load_from_disk(str(path))
+        return _of_rows(data if isinstance(data, Mapping) else {"": data}, str(path))
     files = sorted(
         file for file in path.rglob("*") if file.suffix in SUFFIXES and not _hidden(file.relative_to(path))
     )
@@ -126,29 +203,24 @@ def _folder(path: Path, part: str | None) -> Iterator[Raw | Problem]:
             "data-folder",
             f"{path} contains no data",
             found=listed(sorted(item.name for item in path.iterdir())),
-            expected="a folder written by datasets' save_to_disk, or a folder with .parquet or .jsonl files",
+            expected=f"a folder written by datasets' save_to_disk, or a folder with {listed(SUFFIXES)} files",
         )
-    return (record for file in _of_part(path, files, part) for record in _file(file))
+    names = list(dict.fromkeys(filter(None, map(_split_of, files))))
+    if not names:
+        return {"": partial(_files, files)}
+    return {
+        name: partial(_of_part, path, [file for file in files if _split_of(file) == name]) for name in names
+    }
 
 
 def _hidden(path: Path) -> bool:
     return any(step.startswith(".") for step in path.parts)
 
 
-def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
-    """Return the files of the split ``part``.
-
-    If ``part`` is None, the split is "train" if files are named after splits; otherwise all files are
-    returned. Raises PlanError if there are no such files, or if they belong to several configurations.
-    """
-    split_files = [file for file in files if _split_of(file)]
-    part_files = (
-        [file for file in files if _split_of(file) == (part or "train")] if part or split_files else files
-    )
-    if not part_files:
-        raise _no_part(str(path), part or "train", {_split_of(file) for file in split_files})
-    folders = sorted({str(file.parent) for file in part_files})
-    if len(folders) > 1 and split_files:
+def _of_part(path: Path, files: Sequence[Path]) -> Items:
+    """Return the records of the files of one split. Raises PlanError if they are of several configurations."""
+    folders = sorted({str(file.parent) for file in files})
+    if len(folders) > 1:
         raise PlanError.of(
             "data-folder",
             f"{path} contains several configurations",
@@ -156,7 +228,7 @@ def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
             expected="one configuration",
             remedy=f"name one, such as {folders[0]}",
         )
-    return part_files
+    return _files(files)
 
 
 def _split_of(file: Path) -> str:
@@ -167,24 +239,11 @@ def _split_of(file: Path) -> str:
     return stem if stem in SPLITS else ""
 
 
-def _saved(path: Path, part: str | None) -> Iterator[Raw | Problem]:
-    data = require("datasets", extra="tasks").load_from_disk(str(path))
-    if isinstance(data, Mapping):
-        return _of_splits(data, str(path), part)
-    if part is not None:
-        raise _no_part(str(path), part, ())
-    return _numbered(data, str(path))
+def _of_rows(splits: Mapping[str, Iterable[Mapping[str, Any]]], name: str) -> dict[str, Callable[[], Items]]:
+    return {split: partial(_numbered, rows, name) for split, rows in splits.items()}
 
 
-def _of_splits(splits: Mapping[str, Any], name: str, part: str | None) -> Iterator[Raw | Problem]:
-    """Return the records of one split: ``part``, else the only one, else "train"."""
-    chosen = part or ("train" if len(splits) > 1 else next(iter(splits)))
-    if chosen not in splits:
-        raise _no_part(name, chosen, splits)
-    return _numbered(splits[chosen], name)
-
-
-def _numbered(rows: Iterable[Mapping[str, Any]], path: str) -> Iterator[Raw | Problem]:
+def _numbered(rows: Iterable[Mapping[str, Any]], path: str) -> Items:
     return (Raw(row, Place(path, number), filled=True) for number, row in enumerate(rows, 1))
 
 
@@ -206,7 +265,7 @@ def no_such_file(path: Path) -> PlanError:
         "data-missing",
         f"no such data: {path}",
         found=f"{path.parent} contains {listed(sorted(siblings))}",
-        expected="a .jsonl or .parquet file, a Hugging Face dataset folder, or the name of a "
-        "reasoning-gym task",
+        expected=f"a {', '.join(SUFFIXES)} file, a pattern such as 'data/*.jsonl', a Hugging Face dataset "
+        "folder, a data set on the Hub (OWNER/NAME), or the name of a reasoning-gym task",
         nearest=nearest(path.name, siblings),
     )

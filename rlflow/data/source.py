@@ -17,10 +17,11 @@ from rlflow.data.faults import Fault, Room, refused
 from rlflow.data.fields import FIELDS, Mapped, Record, mapped
 from rlflow.data.hub_names import HubName, hub_data
 from rlflow.data.json_fields import NOTHING, Wanted, choose_fields
-from rlflow.data.records import Raw
+from rlflow.data.records import Raw, Splits
 from rlflow.errors import PlanError, Problem, listed, nearest
 
 STEP = 1024  # number of records that are encoded at once
+TEST = "test"  # the split that is held out
 TRIED = 1000  # the settings must suit at least one record of the first TRIED
 
 
@@ -46,25 +47,32 @@ def open_data(
     seed: int = 0,
     bad: Literal["stop", "skip"] = "stop",
     telling: Callable[[Encoder], Encoder] = unchanged,
+    completions: bool = False,
+    evaluates: bool = False,
 ) -> Dataset:
     """Return a file, folder or reasoning-gym task as a data set.
 
-    ``spec``: a .jsonl or .parquet file, a Hugging Face dataset folder, a folder of such files, the name of
-    a reasoning-gym task, or a data set on the Hub. Raises PlanError.
+    ``spec``: a .jsonl, .parquet, .csv or .tsv file, a pattern that matches several, a Hugging Face dataset
+    folder, a folder of such files, the name of a reasoning-gym task, or a data set on the Hub. Raises
+    PlanError.
 
     - ``tokenizer``: a model folder; without one, prompts are encoded as bytes.
     - ``fields``: the file's field for each of rlflow's names; None for no field.
     - ``columns``: declared columns in addition to the standard ones.
-    - ``wanted``: fields that rewards read. Rows carry them as JSON.
-    - ``chat``, ``system``, ``template``, ``template_kwargs``: see ``Wording``. By default, prompts are a chat
-      if the tokenizer has a chat template, and plain text otherwise.
-    - ``max_prompt``: maximum tokens of a prompt. Records with longer prompts are dropped and counted.
-    - ``split``: the split to read from a folder that has several.
-    - ``task``: the parameters of a reasoning-gym task. ``seed``: draws the task's questions.
-    - ``bad``: "stop" raises an error for lines without a valid record. "skip" skips them and lists them in
+    - ``wanted``: fields that rewards read, carried as JSON.
+    - ``chat``, ``system``, ``template``, ``template_kwargs``: see ``Wording``. By default prompts are a chat
+      if the tokenizer has a chat template, else plain text.
+    - ``max_prompt``: records with a longer prompt, in tokens, are dropped and counted.
+    - ``split``: the split to read from data that have several; by default "train", together with "test" as
+      the records to hold out.
+    - ``task``, ``seed``: the parameters of a reasoning-gym task, and the seed that draws its questions.
+    - ``bad``: "stop" raises an error for lines without a valid record; "skip" skips them and lists them in
       ``Dataset.faults``.
-    - ``telling``: a function that gets the encoder and returns one that adds more to prompts, for example a
-      description of tools.
+    - ``completions``: the assistant's last message of a conversation is the completion, if the records have
+      no field for it.
+    - ``evaluates``: the data are for evaluation: the default split is "test", and nothing is held out.
+    - ``telling``: a function from the encoder to one that adds more to prompts, for example a description of
+      tools.
     """
     variables = template_kwargs or {}
     encoder = telling(TokenizerEncoder(tokenizer, variables) if tokenizer is not None else ByteEncoder())
@@ -79,9 +87,10 @@ def open_data(
         if task:
             raise _no_setting(next(iter(task)), name)
         where = hub_data(name) or Path(name)
-        data = _read(where, fields or {}, columns or {}, wanted, split, bad)
+        data = _read(where, fields or {}, columns or {}, wanted, split, bad, completions, evaluates)
     if tokenizer is not None and not encoder.chats and not wording.chat:
         data["records"], data["alone"] = _texts(data["records"])
+        data["test"], _ = _texts(data.get("test", ()))
     dataset = Dataset(**data, encoder=encoder, wording=wording, model_prompt=wanted.model_prompt)
     _check_wording(dataset)
     return dataset if max_prompt is None else _short_enough(dataset, max_prompt)
@@ -164,30 +173,34 @@ def _read(
     wanted: Wanted,
     split: str | None,
     bad: Literal["stop", "skip"],
+    completions: bool,
+    evaluates: bool,
 ) -> dict[str, Any]:
     commit = ""
     if isinstance(where, HubName):
         where = hub.pinned(where)
         commit = where.commit or ""
-    name = str(replace(where, revision=None) if isinstance(where, HubName) else where)
-    raw, problems = records.read(where, split)
+    source = records.opened(where)
+    part = (where.split if isinstance(where, HubName) else None) or split
+    chosen = source.chosen(part, "test" if evaluates else "train")
+    raw, problems = source.read(chosen)
+    name = source.name
     own = {
         name: source
         for name, source in fields.items()
         if name in (*FIELDS, *columns) or name not in wanted.names
     }
-    mapping = _mapping(raw, own, columns, bad) if raw else None
+    mapping = _mapping(raw, own, columns, bad, completions) if raw else None
     if mapping and wanted.any:
         json_fields = choose_fields(
             [item.fields for item in raw], wanted, fields, {"prompt", *mapping.fields, *columns}
         )
         mapping = replace(mapping, json_fields=json_fields)
-    usable: list[Record] = []
-    for item in raw if mapping else ():
-        try:
-            usable.append(mapping.record(item))  # type: ignore[union-attr]
-        except PlanError as error:
-            problems += error.problems
+    apart = not part and not evaluates
+    count = len(raw) + len(problems)
+    test, of_test = _test_records(source, chosen, mapping, count) if mapping and apart else ([], [])
+    usable = _records(raw, mapping, problems) if mapping else []
+    problems += of_test
     faults = [Fault("unreadable", problem) for problem in sorted(problems, key=_line)]
     if faults and (bad == "stop" or mapping is None):
         raise refused(name, faults, len(usable) + len(faults), Room())
@@ -197,11 +210,39 @@ def _read(
         "name": name,
         "commit": commit,
         "records": usable,
+        "test": test,
+        "splits": source.names,
+        "split_read": chosen,
         "declared": declared,
         "fields": sources,
         "faults": tuple(faults),
         "unread": _unread(raw, sources) if mapping else (),
     }
+
+
+def _records(raw: Sequence[Raw], mapping: Mapped, problems: list[Problem]) -> list[Record]:
+    """Return the records of the file's records, and append the problems of those that do not fit."""
+    usable: list[Record] = []
+    for item in raw:
+        try:
+            usable.append(mapping.record(item))
+        except PlanError as error:
+            problems += error.problems
+    return usable
+
+
+def _test_records(
+    source: Splits, chosen: str, mapping: Mapped, first: int
+) -> tuple[list[Record], list[Problem]]:
+    """Return (records, problems) of the split "test", unless none of its records fits or it is ``chosen``.
+
+    ``first``: the number of its first record.
+    """
+    if TEST not in source.names or chosen == TEST:
+        return [], []
+    raw, problems = source.read(TEST, first)
+    test = _records(raw, mapping, problems)
+    return (test, problems) if test else ([], [])
 
 
 def _unread(raw: Sequence[Raw], fields: Mapping[str, str]) -> tuple[str, ...]:
@@ -218,6 +259,7 @@ def _mapping(
     fields: Mapping[str, str | None],
     columns: Mapping[str, Kind],
     bad: Literal["stop", "skip"],
+    completions: bool = False,
 ) -> Mapped:
     """Return the mapping of fields that fits the first record.
 
@@ -227,7 +269,7 @@ def _mapping(
     errors: list[PlanError] = []
     for item in raw:
         try:
-            return mapped(item, fields, columns)
+            return mapped(item, fields, columns, completions)
         except PlanError as error:
             errors.append(error)
             if bad == "stop" or len(errors) == TRIED:
@@ -272,6 +314,11 @@ def _short_enough(data: Dataset, limit: int) -> Dataset:
             found=f"max_prompt = {limit}",
             expected=f"at least {min(long.values())}, the length of its shortest prompt",
         )
+    test = replace(limited, records=data.test, test=())
+    too_long = {i for i, fault in test.faulty(range(len(test))).items() if fault.cause == "too_long"}
     return replace(
-        data, records=[record for i, record in enumerate(data.records) if i not in long], dropped=len(long)
+        data,
+        records=[record for i, record in enumerate(data.records) if i not in long],
+        test=[record for i, record in enumerate(data.test) if i not in too_long],
+        dropped=len(long) + len(too_long),
     )

@@ -32,7 +32,9 @@ from rlflow.config.roles.prompt_room import boundaries, longest_row
 from rlflow.config.roles.replies import reply_problems, stop_problems
 from rlflow.config.roles.tool_prompts import encoder_with_tools, with_tools, with_tools_of
 from rlflow.data import hub
+from rlflow.data.data_spec import parse_sources
 from rlflow.data.dataset import Dataset
+from rlflow.data.hub_names import local_instead
 from rlflow.data.prompts import Prompts
 from rlflow.errors import FlowError, PlanError, Problem, listed
 from rlflow.extras import ask
@@ -93,7 +95,9 @@ def prepare(
             lambda source: wanted_fields(placed.rewards.wanted(source), specs),
             partial(encoder_with_tools, spec=with_tools_of(specs)),
         )
-    for line in filter(None, (data.recognised, *placed.rewards.forms())):
+    for line in filter(
+        None, (*local_data(options.data), data.split_lines, data.recognised, *placed.rewards.forms())
+    ):
         note(line)
     for problem in replies(report.program, placed, config.tokenizer_folder, data, specs):
         note(str(problem))
@@ -250,6 +254,13 @@ def rotated_rows(
         f"and samples with those for {of}{why}"
     )
     return longest
+
+
+def local_data(written: Iterable[str]) -> Iterator[str]:
+    """Yield a line for each local path that is read although it has the form of a name on the Hub."""
+    for source in parse_sources(tuple(written)):
+        if local_instead(source.path):
+            yield f"data: the local path {source.path} is read, not a data set on the Hub ({source.path}@main)"
 
 
 def reward_folders(written: Iterable[str]) -> dict[str, Path]:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +308,7 @@ def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
 
 def _anchored_data(value: Any, start: str) -> Any:
     """Anchor the path in a data source, which may have a name before it and a weight after it."""
-    if not isinstance(value, str) or os.path.exists(os.path.join(start, value)):
+    if not isinstance(value, str) or _is_there(os.path.join(start, value)):
         return _anchored(value, start)
     source = parse_source(value)
     return source.at(_anchored(source.path, start))
@@ -317,8 +318,13 @@ def _anchored(value: Any, start: str) -> Any:
     if not isinstance(value, str):
         return value
     path = value.partition(".py:")[0] + ".py" if ".py:" in value else value
-    lost = value not in BUILT_IN and not os.path.exists(path) and os.path.exists(os.path.join(start, path))
+    lost = value not in BUILT_IN and not _is_there(path) and _is_there(os.path.join(start, path))
     return os.path.join(start, value) if lost else value
+
+
+def _is_there(path: str) -> bool:
+    """True if a path exists, or a pattern such as data/*.jsonl matches a file."""
+    return os.path.exists(path) or (has_magic(path) and bool(glob(path, recursive=True)))
 
 
 def _of_pools(flag: str) -> bool:

@@ -64,6 +64,7 @@ def test_a_saved_dictionary_gives_the_requested_split_or_train(tmp_path):
     parts.save_to_disk(str(tmp_path / "saved"))
     assert len(open_data(tmp_path / "saved")) == 6
     assert len(open_data(tmp_path / "saved", split="test")) == 2
+    assert len(open_data(tmp_path / "saved", evaluates=True)) == 2
     with pytest.raises(PlanError, match=r"no split 'tset'(.|\n)*nearest: +test"):
         open_data(tmp_path / "saved", split="tset")
 
@@ -127,9 +128,9 @@ def test_missing_empty_and_unknown_files_are_refused(tmp_path, jsonl):
         open_data(path)
     with pytest.raises(PlanError, match=r"no such data(.|\n)*nearest: +empty.jsonl"):
         open_data(tmp_path / "emtpy.jsonl")
-    (tmp_path / "data.csv").write_text("a,b")
-    with pytest.raises(PlanError, match=r"found: +.csv"):
-        open_data(tmp_path / "data.csv")
+    (tmp_path / "data.xls").write_text("a,b")
+    with pytest.raises(PlanError, match=r"found: +.xls"):
+        open_data(tmp_path / "data.xls")
     (tmp_path / "bad.parquet").write_text("no")
     with pytest.raises(PlanError, match="not a readable Parquet"):
         open_data(tmp_path / "bad.parquet")

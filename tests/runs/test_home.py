@@ -336,3 +336,17 @@ def test_settings_find_data_and_rewards_from_the_start_folder(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path / "elsewhere")
     resume.resume(Path("../runs/run"), {"iterations": 2}, make_reporter(quiet=True))
     assert load_latest(first).snapshot.iteration == 2
+
+
+def test_a_pattern_of_data_and_a_name_on_the_hub_keep_their_meaning_in_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "start" / "parts").mkdir(parents=True)
+    (tmp_path / "start" / "parts" / "a.jsonl").touch()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    pin = f"org/name@{'a' * 40}"
+    values = {"data": ["g=parts/*.jsonl:0.5", f"{pin}:main/test:0.5"], "model": pin}
+    start = str(tmp_path / "start")
+    assert resume.anchor_paths(values, start) == {
+        "data": (f"g={start}/parts/*.jsonl:0.5", f"{pin}:main/test:0.5"),
+        "model": pin,
+    }

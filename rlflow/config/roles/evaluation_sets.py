@@ -84,7 +84,13 @@ def open_sets(
         asked = wanted(name)
         settings: dict[str, Any] = data_settings(own_settings(_of_files(values), name, names), (), asked)
         opened = open_data(
-            path, tokenizer=tokenizer, wanted=asked, bad=options.bad_records, telling=telling, **settings
+            path,
+            tokenizer=tokenizer,
+            wanted=asked,
+            bad=options.bad_records,
+            telling=telling,
+            evaluates=True,
+            **settings,
         )
         sets[name] = replace(opened, numbered=True)
     for name, data in sets.items():

@@ -62,6 +62,7 @@ def open_dataset(
             wanted=asked,
             bad=config.options.bad_records,
             telling=telling,
+            completions="completion" in flow.data,
             **settings,
         )
         holds_responses(flow, parts[source.name], source.path)
@@ -201,10 +202,12 @@ def made_up(flow: Flow) -> Dataset:
 
 
 def split_records(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
-    """Return (training, held-out) data.
+    """Split data into training and held-out data.
 
-    ``held_out``: requested number of held-out questions. At most a fifth of the questions is held out.
+    Questions of the split "test" are held out if there is one, otherwise at most a fifth of the questions.
     """
     if data.parts:
         return data.split(fifths(data, held_out) if held_out else 0)
+    if data.test:
+        return data.split(held_out)
     return data.split(min(held_out, len({record.question for record in data.records}) // 5))
