@@ -273,7 +273,7 @@ class Dataset:
             self, records=sides[1], dropped=0, doubles=0, faults=()
         )
 
-    def _with_test(self, held_out: int | float | Mapping[str, int], seed: int) -> tuple[Dataset, Dataset]:
+    def _with_test(self, held_out: float | Mapping[str, int], seed: int) -> tuple[Dataset, Dataset]:
         """Split as ``split`` does, but hold out records of the split "test" where a source has one.
 
         A question that is held out is not in the training data, even if the split "train" has it too.
