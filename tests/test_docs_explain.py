@@ -37,7 +37,7 @@ def test_the_tables_of_the_funnel_match_the_source() -> None:
     assert of_rows == re.findall(r"^    (funnel/rows_\w+) ", outcomes.__doc__ or "", re.MULTILINE)
     of_tokens = re.findall(
         r"`(?:ROLE\.update/|…)([^`]+)`",
-        " ".join(cells[0] for cells in rows("For each update, it has the tokens")),
+        " ".join(cells[0] for cells in rows("| metric | tokens |")),
     )
     named = re.findall(r"^    (funnel/\w+) ", learning.token_funnel.__doc__ or "", re.MULTILINE)
     assert [name for name in of_tokens if not name.startswith("_")] == named
