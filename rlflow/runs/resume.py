@@ -34,8 +34,9 @@ from rlflow.runs.assemble import Judge
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies, other_inputs, same_inputs
 from rlflow.runs.directory import shown
+from rlflow.runs.early_end import BEGUN
 from rlflow.runs.prepare import prepare
-from rlflow.runs.session import BEGUN, continue_run, new_folder
+from rlflow.runs.session import continue_run, new_folder
 from rlflow.runs.trust import check_trusted
 
 MAY_CHANGE = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,29 +10,23 @@ from pathlib import Path
 from rlflow.checkpoints import durable
 from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.writer import Writer
-from rlflow.errors import FlowError, PlanError, RemoteError, StageError, Stopped, printable
-from rlflow.execution.apply import ending
+from rlflow.errors import Stopped
 from rlflow.monitoring import terminal
 from rlflow.monitoring.reporter import Reporter, RunInfo, alarm
-from rlflow.monitoring.secrets import masked
-from rlflow.processes.user_frames import whole
 from rlflow.processes.watchdog.signals import StopSignals
 from rlflow.runs import directory, final, identity, proving, state
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
-from rlflow.runs.directory import Lost, RunFolder, shown
-from rlflow.runs.elsewhere import save_elsewhere, save_lost, texts
+from rlflow.runs.directory import Lost, RunFolder
+from rlflow.runs.early_end import BEGUN, EarlyEnd, save_lost, texts
 from rlflow.runs.identity import DigestReader
 from rlflow.runs.loop import Loop
 from rlflow.runs.proof.claims import encoded, summary
 from rlflow.runs.records import Records
 from rlflow.runs.report import bounds_text
 
-BEGUN = RunStart()
 # the claims that the run checked about itself, for people and for `rlflow explain`
 PROOF, PROOF_JSON = "proof.txt", "proof.json"
-NO_CHECKPOINT = "no checkpoint was written by this process"
-TRACEBACK = "traceback.txt"  # file with the traceback of the exception that ended the run
 
 
 class Interrupted(KeyboardInterrupt):
@@ -94,16 +87,10 @@ def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: R
 def _continue(
     context: RunContext, folder: Path, reporter: Reporter, start: RunStart, signals: StopSignals
 ) -> RunResult:
-    run_folder, placement, options = RunFolder(folder), context.plan.placement, context.options
+    run_folder = RunFolder(folder)
     clear_leftovers(folder, reporter)
-    records = Records(
-        folder,
-        start.iteration,
-        reporter.note,
-        placement.pools if placement else (),
-        evaluated=start.iteration < options.iterations or start.here is not None,
-    )
-    writer = Writer(folder, options.keep, on_failure=partial(alarm, reporter), before=records.flush)
+    records = _records(context, folder, reporter, start)
+    writer = Writer(folder, context.options.keep, on_failure=partial(alarm, reporter), before=records.flush)
     loop = Loop(
         context,
         records,
@@ -112,72 +99,36 @@ def _continue(
         partial(state.snapshot, context),
         partial(look, run_folder, context, records, reporter),
     )
-    inputs = context.inputs or Dependencies(identity.Identity(), {})
-    reader = DigestReader(
-        inputs.identity, inputs.paths, partial(identify, context, inputs, records), reporter.note
-    )
-    evaluation = context.evaluation
-    reporter.start(
-        RunInfo(
-            folder,
-            context.plan.graph.name,
-            options.iterations,
-            context.settings,
-            evaluation.held_out if evaluation else 0,
-            start.iteration,
-            run_folder.shown,
-        )
-    )
+    reader = _digest_reader(context, records, reporter)
+    early_end = EarlyEnd(run_folder, start, records, writer, loop, reporter.note)
+    reporter.start(_info(context, folder, run_folder.shown, start))
     context.watchdog.watch(folder)
     context.executor.heartbeat_page = context.watchdog.heartbeat_page
     ended, error = "failed", ""
     try:
         with context.watchdog.marking():
-            describe(context, records)
-            reader.start()
-            context.on_output(records.rewards.on_output)
-            if start is BEGUN and proving.wanted(context):
-                prove(context, records, reporter)
-            # entered again, because a proof that took too long leaves a different thread in the model queue
-            with context.computing():
-                result = loop.run(start)
+            result = _run(context, records, reporter, start, reader, loop)
             writer.wait(600.0)
             run_folder.look()
             final.write_models(context, folder)
-            error = _unsaved(writer, run_folder, loop)[0] if writer.missed else ""
+            error = early_end.unsaved()[0] if writer.missed else ""
         ended = "done"
         return replace(result, shown=run_folder.shown, unsaved=error)
     except Stopped:
         ended = "interrupted"
-        raise Interrupted(
-            f"stopped; {_how_to_go_on(writer, run_folder, start, loop) or NO_CHECKPOINT}"
-        ) from None
+        raise Interrupted(early_end.stopped()) from None
     except KeyboardInterrupt:
         ended = "interrupted"
-        raise Interrupted(
-            f"stopped at once; {_how_to_go_on(writer, run_folder, start, loop, at_once=True) or NO_CHECKPOINT}"
-        ) from None
+        raise Interrupted(early_end.stopped(at_once=True)) from None
     except Lost as lost:
         elsewhere = save_lost(loop, lost)
         error = str(elsewhere)
         raise elsewhere from None
-    except Exception as raised:
-        loop.rescue()
-        then = [write_traceback(raised, records, run_folder), _how_to_go_on(writer, run_folder, start, loop)]
-        failure = _failure(raised, context.engine.iteration, "\n".join(filter(None, then)), reporter.note)
+    except BaseException as raised:
+        failure = early_end.failure(raised)
         error = str(failure)
         if failure is raised:
             raise
-        raise failure from raised
-    except BaseException as raised:  # such as a SystemExit that a backend raises
-        loop.rescue()
-        failure = _failure(
-            RemoteError(ending(raised)),
-            context.engine.iteration,
-            _how_to_go_on(writer, run_folder, start, loop),
-            reporter.note,
-        )
-        error = str(failure)
         raise failure from raised
     finally:
         signals.over = True
@@ -187,6 +138,55 @@ def _continue(
             _close(context, records, loop, run_folder)
         finally:  # ctrl-C may interrupt this too, and the terminal must be restored
             reporter.close(ended, error)  # type: ignore[arg-type]
+
+
+def _records(context: RunContext, folder: Path, reporter: Reporter, start: RunStart) -> Records:
+    placement = context.plan.placement
+    return Records(
+        folder,
+        start.iteration,
+        reporter.note,
+        placement.pools if placement else (),
+        evaluated=start.iteration < context.options.iterations or start.here is not None,
+    )
+
+
+def _digest_reader(context: RunContext, records: Records, reporter: Reporter) -> DigestReader:
+    inputs = context.inputs or Dependencies(identity.Identity(), {})
+    return DigestReader(
+        inputs.identity, inputs.paths, partial(identify, context, inputs, records), reporter.note
+    )
+
+
+def _info(context: RunContext, folder: Path, shown: str, start: RunStart) -> RunInfo:
+    return RunInfo(
+        folder,
+        context.plan.graph.name,
+        context.options.iterations,
+        context.settings,
+        context.evaluation.held_out if context.evaluation else 0,
+        start.iteration,
+        shown,
+    )
+
+
+def _run(
+    context: RunContext,
+    records: Records,
+    reporter: Reporter,
+    start: RunStart,
+    reader: DigestReader,
+    loop: Loop,
+) -> RunResult:
+    """Describe the run in its folder, prove it if it is new, and run all iterations."""
+    describe(context, records)
+    reader.start()
+    context.on_output(records.rewards.on_output)
+    if start is BEGUN and proving.wanted(context):
+        prove(context, records, reporter)
+    # entered again, because a proof that took too long leaves a different thread in the model queue
+    with context.computing():
+        return loop.run(start)
 
 
 def _close(context: RunContext, records: Records, loop: Loop, run_folder: RunFolder) -> None:
@@ -222,78 +222,6 @@ def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
     )
     if refused is not None:
         raise refused
-
-
-def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str], object]) -> Exception:
-    """Return the error that ends the run, with the text ``then`` added.
-
-    If the error cannot contain the text, ``note`` prints it. An error of a worker outside any stage, for
-    example in an evaluation or a save, is turned into an error of the run.
-    """
-    failure = (
-        StageError("", iteration, 0, str(raised), lines=raised.lines)
-        if isinstance(raised, RemoteError)
-        else raised
-    )
-    if isinstance(failure, StageError):
-        failure.then = then
-    elif isinstance(failure, PlanError) and then:
-        *others, last = failure.problems
-        return PlanError(*others, replace(last, remedy="; ".join(filter(None, (last.remedy, then)))))
-    elif then:
-        note(then)
-    return failure
-
-
-def write_traceback(raised: Exception, records: Records, run_folder: RunFolder) -> str:
-    """Write the full traceback of an exception to the run's folder. Return a line with its path.
-
-    If the error explains itself, nothing is written and the line is empty.
-    """
-    if isinstance(raised, FlowError | PlanError) or (
-        isinstance(raised, StageError) and raised.__cause__ is None
-    ):
-        return ""  # its message is complete
-    records.whole(TRACEBACK, printable(masked(whole(raised))).encode())
-    return f"full traceback: {Path(run_folder.shown) / TRACEBACK}"
-
-
-def _how_to_go_on(
-    writer: Writer, run_folder: RunFolder, start: RunStart, loop: Loop, at_once: bool = False
-) -> str:
-    """Return a text for the end of a run that ended early.
-
-    It has the command that resumes the run, and names the state that is lost. It is empty if nothing is saved
-    and nothing is lost. ``at_once``: do not try to save anything more.
-    """
-    writer.wait(600.0)
-    unsaved, place = (
-        _unsaved(writer, run_folder, loop) if writer.missed and not at_once else (loop.lost, None)
-    )
-    parts = [unsaved] if unsaved else []
-    if place is not None:
-        parts.append(f"to continue: rlflow resume {shown(place)}")
-    elif writer.saved is not None:
-        parts.append(f"saved as {writer.saved.name}; to continue: rlflow resume {run_folder.shown}")
-    elif start is not BEGUN:
-        parts.append(f"nothing new was saved; to continue: rlflow resume {run_folder.shown}")
-    elif unsaved:
-        parts.append("no checkpoint is left: start the run again")
-    return "; ".join(parts)
-
-
-def _unsaved(writer: Writer, run_folder: RunFolder, loop: Loop) -> tuple[str, Path | None]:
-    """Try to save the newest state in another folder.
-
-    Returns a text that says why the run's folder could not store the state, and the new run folder, or None.
-    """
-    place = save_elsewhere(loop, run_folder.path, writer.missed)
-    where = (
-        f"it is saved in {shown(place)}"
-        if place is not None
-        else "no other folder could store it, so it is lost"
-    )
-    return f"the newest state could not be saved: {writer.missed}; {where}", place
 
 
 def clear_leftovers(folder: Path, reporter: Reporter) -> None:

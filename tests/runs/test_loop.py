@@ -11,7 +11,7 @@ from rlflow.author.load import load_flow
 from rlflow.checkpoints.reading import load_latest
 from rlflow.errors import PlanError, RemoteError, StageError
 from rlflow.monitoring.reporter import Quiet
-from rlflow.runs import elsewhere, report, resume
+from rlflow.runs import early_end, report, resume
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import Interrupted, start_run
@@ -344,7 +344,7 @@ def test_three_failed_saves_in_a_row_end_the_run(tmp_path):
 
 @pytest.mark.slow
 def test_a_state_that_cannot_be_saved_anywhere_is_reported_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(elsewhere, "_places", lambda folder: [])
+    monkeypatch.setattr(early_end, "_places", lambda folder: [])
     with pytest.raises(
         PlanError,
         match=r"(?s)no other folder could store it, so it is lost; no checkpoint is left: start the run again",
