@@ -123,8 +123,8 @@ def write_traceback(raised: Exception, records: Records, run_folder: RunFolder) 
     """
     if (
         isinstance(raised, FlowError | PlanError)
-        or isinstance(raised, StageError)
-        and raised.__cause__ is None
+        or (isinstance(raised, StageError)
+        and raised.__cause__ is None)
     ):
         return ""  # its message is complete
     records.whole(TRACEBACK, printable(masked(whole(raised))).encode())
