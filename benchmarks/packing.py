@@ -1,6 +1,7 @@
 """Compare packed and padded training on rows with shared prompts.
 
-Packed training computes each prompt once. Padded training computes each row alone.
+Packed training runs each prompt through the model once. Padded training runs each row through the model
+separately.
 
     python benchmarks/packing.py [--model FOLDER] [--dtype float32] [--prompts 4] [--samples 8] [--prompt 190]
                                  [--tokens 256] [--rounds 5] [--ways padded packed compiled]
@@ -56,7 +57,7 @@ def rows_of(given: argparse.Namespace, vocabulary: int) -> Batch:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Return the processor seconds of a call."""
+    """Return the CPU seconds used by a call."""
     begin = time.process_time()
     call()
     return time.process_time() - begin
@@ -73,7 +74,7 @@ def learn(trainer: Trainer, rows: Batch) -> None:
 
 
 def processor_seconds() -> float:
-    """Return the processor seconds of this process and of its child processes that have ended."""
+    """Return the CPU seconds used by this process and by its child processes that have ended."""
     return sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

@@ -194,8 +194,8 @@ class Trainer(local.Trainer):
         return OptimizerStep(applied, float(self.engine.get_global_grad_norm()), lr)
 
     def compute_whole(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Return the quantities in ``want``: per-token quantities flat [entries], scores [rows]. Each layer
-        gathers its weights when it computes."""
+        """Return the quantities in ``want``: per-token quantities as a flat tensor [entries], scores as
+        [rows]. Each layer gathers its weights just before it runs."""
         return super()._compute(rows, want)
 
     def _compute(self, rows: Batch, want: tuple[Quantity, ...]) -> dict[str, Tensor]:

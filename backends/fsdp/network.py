@@ -158,8 +158,9 @@ class ShardedNetwork(Network):
         return copies
 
     def shard(self, low: bool) -> None:
-        """Shard the model over the data-parallel ranks. Each layer is sharded separately, the head in its own
-        precision, and the rest with ``root``. low: True to compute in bfloat16.
+        """Shard the model in place over the data-parallel ranks. Each layer is sharded separately. The head
+        is also sharded separately, in its own precision. All other parameters are sharded together, with
+        ``root``. low: True to compute in bfloat16.
 
         Gradients are summed over the ranks, not averaged, because the objective is already divided by the
         totals of all ranks.

@@ -24,8 +24,8 @@ from rlflow.training.protocols import Capabilities, ModelSpec
 
 
 class Trainer(local.Trainer):
-    """A trainer whose model is divided over all ranks of torch's default group. Without a group, it is the
-    local trainer."""
+    """A trainer whose model is divided over all ranks of torch's default group. Without a group, it behaves
+    like the local trainer."""
 
     Settings = TrainerSettings
 

@@ -76,7 +76,7 @@ class EngineRank:
 
     def name_segments(self) -> None:
         """Give the shared memory of this pool unique names. vLLM's own names contain only ranks. They would
-        collide with the names of another pool on this machine, or with files that a dead pool has left."""
+        collide with the names of another pool on this machine, or with files that a dead pool left behind."""
         communicator = importlib.import_module("vllm.distributed.device_communicators.cpu_communicator")
         communicator._CPUSHMDistributed.make_group_name = staticmethod(self._segment)
 

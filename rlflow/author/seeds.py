@@ -58,7 +58,7 @@ def uniforms(seeds: Sequence[int], steps: int) -> Tensor:
 
 
 def uniforms_at(seeds: Sequence[int], steps: Sequence[int]) -> Tensor:
-    """Return for each i the entry (i, steps[i]) of ``uniforms``, float64 [len(seeds)]."""
+    """For each i, return the entry (i, steps[i]) of ``uniforms``, float64 [len(seeds)]."""
     return _uniform(seeds, torch.tensor(steps, dtype=torch.int64)[:, None])[:, 0]
 
 

@@ -236,7 +236,7 @@ class Calls:
         group: str,
         short: bool,
     ) -> Future[list[Any]]:
-        """Send a call's frame to each rank, and return the future of the answers.
+        """Send a call's frame to each rank, and return a future for the answers.
 
         ``coming``: rank → rows from other workers. Rows that are too large for a frame are sent separately by
         Ray. ``short``: whether to try a short call over a socket.

@@ -50,7 +50,7 @@ from rlflow.training.protocols import Sampling
 # time limit for workers to forget an iteration; a worker that is late forgets it together with the next
 # iteration
 CLEARED_SECONDS = 5.0
-FETCHED = 64 << 10  # maximum bytes of a column that the driver fetches
+FETCHED = 64 << 10  # maximum size of a column that the driver fetches, in bytes
 
 
 @dataclass
@@ -594,7 +594,7 @@ class ClusterEngine(Engine):
         return first_ranks(split, parallel)
 
     def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], parallel: Parallel) -> list[Tensor]:
-        """Return for each rank the indices of the rows that it gets under the stage's dispatch mode."""
+        """For each rank, return the indices of the rows that it gets under the stage's dispatch mode."""
         everything = torch.arange(len(batch))
         if stage.dispatch == ALL:
             return [everything] * len(pool)
@@ -605,7 +605,7 @@ class ClusterEngine(Engine):
 
 
 def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:
-    """Return for each rank the indices of the rows that it samples, given the split of the prompts."""
+    """For each rank, return the indices of the rows that it samples, given the split of the prompts."""
     return [(rows[:, None] * samples + torch.arange(samples)).reshape(-1) for rows in split]
 
 

@@ -1,4 +1,5 @@
-"""Ray's authentication token. A Ray that a run starts gets its own token. A joined Ray uses the user's."""
+"""Ray's authentication token. A Ray cluster started by a run gets its own token. When a run joins an existing
+cluster, it uses the user's token."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def _make(path: Path) -> None:
 
 
 def make_own(folder: Path) -> None:
-    """Create a token in ``folder`` for the Ray that this process starts next. ``folder`` must be private.
+    """Create a token in ``folder`` for the Ray cluster that this process starts next. ``folder`` must be
+    private.
 
     If the environment already has a token, that token is used instead. Raises OSError.
     """
@@ -90,7 +92,7 @@ def make_own(folder: Path) -> None:
 
 
 def forget_own() -> None:
-    """Return to the user's token, after the Ray of a run has ended."""
+    """Switch back to the user's token, after the run's Ray cluster has ended."""
     if _own:
         if os.environ.get(PATH) == _own[-1]:
             del os.environ[PATH]

@@ -118,12 +118,12 @@ class MemorySchedule:
 
     @property
     def peak(self) -> int:
-        """The maximum bytes on a rank."""
+        """The maximum number of bytes in memory on a rank."""
         return max((self.held(*pair) for pair in zip(self.moments, self.awake, strict=True)), default=0)
 
     @property
     def peak_without(self) -> int:
-        """The maximum bytes on a rank if all model parts always stayed in memory."""
+        """The maximum number of bytes in memory on a rank, if all model parts always stayed there."""
         return max((self.held(moment, self.sizes) for moment in (*self.moments, *self.beside)), default=0)
 
     @property
@@ -161,7 +161,7 @@ Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts 
 
 
 def fewest(schedule: MemorySchedule) -> tuple[Parts, ...]:
-    """Return for each step the model parts that are in memory, such that an iteration has the fewest moves.
+    """For each step, return the model parts that are in memory, such that an iteration has the fewest moves.
 
     If several solutions have the fewest moves, the solution that moves the fewest bytes is returned. Each
     step must fit into memory by itself.
@@ -285,8 +285,8 @@ def _too_large(schedule: MemorySchedule, moment: MemoryStep, excess: int) -> Pro
 def prove(schedule: MemorySchedule) -> int:
     """Check a schedule by simulating the moves of two iterations.
 
-    Return the maximum bytes in memory on a rank. Raises PlanError if a needed part is missing, or if memory
-    exceeds the limit at any step.
+    Return the maximum number of bytes in memory on a rank. Raises PlanError if a needed part is missing, or
+    if memory exceeds the limit at any step.
     """
     there: set[ModelPart] = set(schedule.awake[-1]) if schedule.awake else set()
     most = 0

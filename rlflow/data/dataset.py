@@ -117,10 +117,8 @@ class Dataset:
 
     @property
     def recognised(self) -> str:
-        """Return a sentence that names the project whose field names the records use, and how these names are
-        mapped.
-
-        Empty for rlflow's own names.
+        """Return a sentence saying which project's field names the records use and how those fields are
+        mapped. Empty if they use rlflow's own names.
         """
         if self.parts:
             return "\n".join(filter(None, (part.recognised for part in self.parts.values())))

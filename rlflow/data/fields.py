@@ -110,8 +110,8 @@ def mapped(
 ) -> Mapped:
     """Return the mapping that fits the first record. Raises PlanError if a needed field is missing.
 
-    ``chosen``: name → the field that the user maps to it; None for no field. ``completions``: the
-    assistant's last message of a conversation is the completion, if no other field is.
+    ``chosen``: name → the field that the user maps to it; None if the file has no such field.
+    ``completions``: the assistant's last message of a conversation is the completion, if no other field is.
     """
     names = dict.fromkeys([*FIELDS, *columns])
     for name in chosen:

@@ -57,7 +57,7 @@ def open_data(
     PlanError.
 
     - ``tokenizer``: a model folder; without one, prompts are encoded as bytes.
-    - ``fields``: the file's field for each of rlflow's names; None for no field.
+    - ``fields``: the file's field for each of rlflow's names; None if the file has no such field.
     - ``columns``: declared columns in addition to the standard ones.
     - ``wanted``: fields that rewards read, carried as JSON.
     - ``chat``, ``system``, ``template``, ``template_kwargs``: see ``Wording``. By default prompts are a chat
@@ -65,7 +65,7 @@ def open_data(
     - ``max_prompt``: records with a longer prompt, in tokens, are dropped and counted.
     - ``split``: the split to read from data that have several; by default "train", together with "test" as
       the records to hold out.
-    - ``task``, ``seed``: the parameters of a reasoning-gym task, and the seed that draws its questions.
+    - ``task``, ``seed``: the parameters of a reasoning-gym task, and the seed used to draw its questions.
     - ``bad``: "stop" raises an error for lines without a valid record; "skip" skips them and lists them in
       ``Dataset.faults``.
     - ``completions``: the assistant's last message of a conversation is the completion, if the records have

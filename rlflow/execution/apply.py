@@ -239,7 +239,7 @@ def _equal_in_groups(tensor: Tensor, axis: Axis) -> bool:
 def metric(name: str, value: Any, batch: Batch) -> PartialMetric:
     """Return a stage's metric: the mean of its values, or the maximum if ``name`` ends in ``_max``.
 
-    NaN is skipped. For values per token, only tokens under the mask count.
+    NaNs are skipped. For values per token, only tokens under the mask count.
     """
     tensor = torch.as_tensor(value).detach().cpu().double()
     return PartialMetric.of(tensor[_counted(name, tensor, batch)], as_kind(name))

@@ -431,7 +431,7 @@ class Engine:
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:
-    """Return the rows of a backend unchanged, after checking them.
+    """Return the rows that a backend returned, unchanged, after checking them.
 
     Raises ValueError if there are not ``count`` rows, or if one of the columns ``names`` is missing.
     """

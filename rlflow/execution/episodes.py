@@ -166,7 +166,7 @@ class Episodes:
     ) -> Batch:
         """Sample one turn of the rows at ``places``.
 
-        Each row continues from its own tokens, with the number of tokens that it has left.
+        Each row continues from its own tokens, with as many tokens as its limit still allows.
         """
         # all models of the run can process this many tokens
         most = max(len(row.prompt) for row in rows) + self.sampling.max_tokens
@@ -269,7 +269,7 @@ class Episodes:
         ]
 
     def _fault(self, call: ToolCall) -> str:
-        """Return why a tool call cannot be run; an empty text if it can."""
+        """Return why a tool call cannot be run; an empty string if it can."""
         tool = next((tool for tool in self.pool.spec.tools if tool.name == call.name), None)
         if call.problem or tool is None:
             return (
@@ -451,9 +451,9 @@ class Episodes:
 
 
 def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
-    """Return for each prompt the values that the environment's ``reset`` reads, by column name.
+    """For each prompt, return the values that the environment's ``reset`` reads, by column name.
 
-    Fields of the data are JSON texts.
+    Fields from the data are JSON strings.
     """
     columns = {name: prompts[name] for name in read_columns(prompts.data, pool)}
     plain = {

@@ -105,7 +105,8 @@ class LocalEngine(Engine):
         yield whole(rows, len(prompts) * sampling.samples, (*methods.GENERATE_GIVES, "group"))
 
     def _with_beginnings(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
-        """Return the rows with ``completion`` completed, if their prompts contain beginnings of responses."""
+        """Return the rows. If a prompt ends with the first part of the response, ``completion`` begins with
+        this part."""
         if "prefix_length" not in prompts:
             return rows
         return whole_completions(partial(self.asking.decode, (role,), bare=bare), prompts, rows)

@@ -36,7 +36,8 @@ class Process:
 
     @classmethod
     def of_tag(cls, tag: str) -> Process | None:
-        """Return the process with this ``tag``, written on this machine; None if the text is no tag."""
+        """Return the process that ``tag`` identifies; the tag must have been written on this machine. None if
+        ``tag`` is not a valid tag."""
         pid, _, rest = tag.partition(".")
         started, dot, space = rest.partition(".")
         return cls(int(pid), started, boot(), space, socket.gethostname()) if pid.isdigit() and dot else None

@@ -203,8 +203,8 @@ def _close(context: RunContext, records: Records, loop: Loop, run_folder: RunFol
 def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
     """Check the quick claims about the run, write them to its folder, and print a summary.
 
-    Each falsified claim is a warning. Raises PlanError if the run must not start, and StageError if a stage
-    fails in the dry run.
+    Each falsified claim is reported as a warning. Raises PlanError if the run must not start, and StageError
+    if a stage fails in the dry run.
     """
     began = time.monotonic()
     with context.computing():

@@ -84,7 +84,7 @@ class Capabilities:
     # lowest temperature above 0, and highest, at which it samples
     temperatures: tuple[float, float] = (0.0, math.inf)
     batch_tokens: int = 0  # maximum number of tokens that it accepts at once; 0: no limit
-    longest: int = 0  # maximum tokens per row; 0: the number of its model's positions
+    longest: int = 0  # maximum number of tokens per row; 0: its model's maximum length
     cache_bytes: int = 0  # bytes of its cache, if settings determine this number; else 0
     # True if it can sample with the tensors of a ``live`` trainer in its process (``SharesWeights``)
     shares: bool = False
@@ -176,7 +176,7 @@ class Trainer(Protocol):
         """Train on ``batch`` with ``loss`` for ``epochs`` epochs. Returns metrics by name.
 
         minibatch: rows per optimizer step; None for all rows. mean: how loss values are averaged. seed:
-        decides the order of the rows. settings: keyword arguments of the loss. A metric is a mean, or a
+        determines the order of the rows. settings: keyword arguments of the loss. A metric is a mean, or a
         maximum if its name ends in ``_max``.
         """
 
@@ -295,8 +295,9 @@ class ScoresTokens(Protocol):
 
 @runtime_checkable
 class SharesWeights(Protocol):
-    """A generator that can sample with a trainer's own tensors. The class must also set
-    ``Capabilities.shares``, because a subclass may inherit ``share`` but change ``receive``."""
+    """A generator that can sample with a trainer's own tensors. A class that implements this must also set
+    ``Capabilities.shares``. Having ``share`` is not enough, because a subclass may inherit ``share`` but
+    override ``receive``."""
 
     def share(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """From now on, sample with these tensors themselves, in their dtype. A trainer in the same process

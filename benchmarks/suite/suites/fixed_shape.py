@@ -3,7 +3,8 @@
     python fixed_shape.py FOLDER
 
 The model is a Qwen3 with 0.8M random parameters. Prompts are short (data.jsonl) or have about 190 tokens
-(long.jsonl). lengths.json is the recorded list in this folder. fixed.json gives every response 64 tokens.
+(long.jsonl). lengths.json has response lengths that were recorded from a real model; the original is in this
+script's folder. fixed.json gives every response 64 tokens.
 """
 
 import inspect

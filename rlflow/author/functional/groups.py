@@ -73,7 +73,7 @@ def _added_to_best(scores: Tensor, k: int) -> Tensor:
 def group_mean(x: Tensor, group: Tensor) -> Tensor:
     """Return the mean of x over each row's group, [rows].
 
-    NaN is skipped; a group of only NaN gives NaN. The mean of equal values is exactly that value.
+    NaNs are skipped; a group with only NaNs gives NaN. The mean of equal values is exactly that value.
     """
     return like(x, _means(_totals(x.double(), group)))
 
@@ -81,7 +81,7 @@ def group_mean(x: Tensor, group: Tensor) -> Tensor:
 def group_std(x: Tensor, group: Tensor) -> Tensor:
     """Return the standard deviation (divisor n - 1) of x over each row's group, [rows].
 
-    Groups of one row and groups of equal values give exactly 0. NaN is skipped.
+    Groups of one row and groups of equal values give exactly 0. NaNs are skipped.
     """
     totals = _totals(x.double(), group)
     squares = _totals((x.double() - _means(totals)).square(), group).total
@@ -92,7 +92,7 @@ def group_std(x: Tensor, group: Tensor) -> Tensor:
 def leave_one_out(x: Tensor, group: Tensor) -> Tensor:
     """Return the mean of x over the other rows of each row's group, [rows] (Kool et al. 2019; RLOO).
 
-    NaN is skipped. A row without other rows gets NaN.
+    NaNs are skipped. A row without other rows gets NaN.
     """
     totals = _totals(x.double(), group)
     present = ~x.isnan()

@@ -55,7 +55,7 @@ def asked(introduction: str, command: list[str]) -> socket.socket:
 def status_of(connection: socket.socket) -> int:
     """Wait until the fork ends, and return its ``os.waitpid`` status.
 
-    If the server ended first, it killed the fork; the result is then the status of a killed process.
+    If the server ends first, the fork is killed with it, and the result is the status of a killed process.
     """
     try:
         return requests.reply(connection)

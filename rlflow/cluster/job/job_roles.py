@@ -93,7 +93,7 @@ class Group(Generic[W]):
     def call(self, method: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]  # mypy takes *args for the keyword
         """Call a method on every rank with the same arguments.
 
-        Returns a future of a list with one value per rank, in rank order.
+        Returns a future for a list with one value per rank, in rank order.
         """
         name, seconds, pool = self._checked(method, args, keywords)
         return pool.future(
@@ -112,7 +112,7 @@ class Group(Generic[W]):
     def call_rank0(self, method: Callable[[W, *Ts], R], /, *args: *Ts, seconds: float) -> Future[R]: ...
 
     def call_rank0(self, method: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]  # mypy takes *args for the keyword
-        """Call a method on rank 0 only. Returns a future of the method's result."""
+        """Call a method on rank 0 only. Returns a future for the method's result."""
         name, seconds, pool = self._checked(method, args, keywords)
         return pool.future(name, [(0, self._sent(pool, 0, name, args, keywords))], seconds, _only)
 
@@ -121,7 +121,7 @@ class Group(Generic[W]):
     ) -> Future[list[R]]:
         """Call a method on every rank: rank k gets ``items[k]``.
 
-        Returns a future of a list with one result per rank, in rank order.
+        Returns a future for a list with one result per rank, in rank order.
         """
         name, seconds, pool = self._checked(
             method, (None,), {"seconds": self.seconds if seconds is None else seconds}
@@ -159,7 +159,7 @@ class Group(Generic[W]):
     def call_batch(self, method: Any, batch: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]
         """Call a method that maps a batch to a batch. Each row is sent to exactly one rank.
 
-        Returns a future of one batch, with the rows in their original order. ``args`` and ``keywords`` are
+        Returns a future for one batch, with the rows in their original order. ``args`` and ``keywords`` are
         the same on all ranks. If the role has a torch process group, all ranks are called. Otherwise, only
         ranks with rows are called.
         """

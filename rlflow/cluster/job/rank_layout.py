@@ -133,7 +133,7 @@ def _check_ranks(roles: Sequence[RoleNeeds]) -> None:
 
 
 def _gpus(roles: Sequence[RoleNeeds]) -> list[int]:
-    """Return for each role its share of a GPU, in ten-thousandths, if rank k of all roles uses the same GPU.
+    """For each role, return its share of a GPU, in ten-thousandths, if rank k of all roles uses the same GPU.
 
     Roles with a fraction in ``gpus`` get this share. The other roles share the rest equally.
     """

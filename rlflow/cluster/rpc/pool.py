@@ -78,7 +78,8 @@ class Future(Generic[R]):
 
     @staticmethod
     def of_all(futures: Sequence[Future[Any]], seconds: float) -> Future[tuple[Any, ...]]:
-        """Return one future of the results of several calls, as a tuple. Its deadline replaces theirs.
+        """Return a single future for the tuple of the results of several calls. Its deadline replaces the
+        calls' own deadlines.
 
         There must be at least one call, and no short call over sockets.
         """
@@ -331,7 +332,7 @@ class Pool(Generic[W]):
     def short_call(self, what: str, frames: Mapping[int, bytes], seconds: float) -> Future[list[Any]] | None:
         """Pass frames to the ``run`` methods of several ranks' objects over sockets.
 
-        Returns the future of the answers, or None if a frame is too large or a rank has no free connection.
+        Returns a future for the answers, or None if a frame is too large or a rank has no free connection.
         ``frames``: rank → frame. ``what``: the name of the call, for messages.
         """
         connections = self.sockets.take(frames) if max(map(len, frames.values())) < LARGEST else None
@@ -369,7 +370,7 @@ class Pool(Generic[W]):
         merge: Callable[[list[Any]], R],
         limit: Deadline | None = None,
     ) -> Future[R]:
-        """Return a future of the answers to a call of ``method``.
+        """Return a future for the answers to a call of ``method``.
 
         ``refs``: (rank, reference) of each answer. The other parameters are described in ``Future``.
         """
@@ -385,7 +386,7 @@ class Pool(Generic[W]):
     ) -> Future[list[R]]:
         """Call a method on every rank with the same arguments.
 
-        Returns a future of a list with one result per rank, in rank order. ``group``: the worker's thread
+        Returns a future for a list with one result per rank, in rank order. ``group``: the worker's thread
         group that runs the method.
         """
         name = _name(method)
@@ -406,7 +407,7 @@ class Pool(Generic[W]):
     ) -> Future[Batch]:
         """Call a method that maps a batch to a batch. Each row is sent to exactly one rank.
 
-        Returns a future of one batch, with the rows in their original order. ``by_group``: whether all rows
+        Returns a future for one batch, with the rows in their original order. ``by_group``: whether all rows
         of a group go to the same rank. If a rank returns a different number of rows than it got, ``result``
         raises ValueError, which names the rank.
         """
@@ -429,7 +430,7 @@ class Pool(Generic[W]):
         everyone: bool = False,
         seconds: float = SECONDS,
     ) -> Future[Batch]:
-        """Send each row of a batch to exactly one rank, and return a future of the joined answers.
+        """Send each row of a batch to exactly one rank, and return a future for the joined answers.
 
         ``ask``: a function that starts the call on a rank. Its arguments are the rank, the rank's rows, and
         whether the rank shares memory with this process. It returns a reference to the answer. ``by_group``:

@@ -28,7 +28,7 @@ from torch import Tensor
 from rlflow.author.copy_on_write import FileMemory
 from rlflow.cluster.rpc.column_wire import BatchFrame
 
-LIMIT = 1 << 30  # maximum bytes of shared memory of one sender
+LIMIT = 1 << 30  # maximum size of one sender's shared memory, in bytes
 # maximum bytes of a frame that is sent inside a call; a call with several such frames must fit into
 # `sockets.LARGEST`
 SMALL = 16 << 10
@@ -36,8 +36,8 @@ HEAD = 64  # bytes of a segment before the frame: its identity, and whether it i
 STATE = 8  # index of the byte that says whether a segment is in use
 STEPS = 4  # sizes of segments within each power of two
 WASTE = 2  # a reused segment is at most this many times as large as its frame
-# maximum segments that a receiver keeps open for later frames, and maximum segments of one sender in which
-# rows may stay; each needs open files
+# maximum number of segments that a receiver keeps open for later frames, and of segments of one sender in
+# which rows may stay; each needs open files
 OPEN = 64
 
 
@@ -81,7 +81,7 @@ class _Segment:
 class SharedOutbox:
     """Writes frames into shared memory for other processes. Several threads may use it.
 
-    ``limit``: maximum bytes of all segments together.
+    ``limit``: maximum total size of all segments, in bytes.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -218,14 +218,15 @@ class _Opened:
 class _Use:
     """The use of a segment by this process. When this object is freed, the sender may reuse the segment.
 
-    If this process was forked meanwhile, the segment stays in use, because the fork may still read it.
+    If this process has forked in the meantime, the segment stays in use, because the child process may still
+    read it.
     """
 
     def __init__(self, segment: _Opened) -> None:
         self._segment, self._forks = segment, _Forks.count
 
     def __del__(self) -> None:
-        """Mark the segment as unused, unless a fork of this process may still read it."""
+        """Mark the segment as unused, unless a child process of this process may still read it."""
         if self._forks == _Forks.count:
             self._segment.head[STATE] = 0
 

@@ -166,7 +166,7 @@ class _Search:
     def _candidates(self, size: int) -> list[int]:
         """Return the ranks that have room for a unit of this size, fullest first.
 
-        Of several ranks with the same room, only one is returned.
+        Of several equally full ranks, only one is returned.
         """
         rooms = {room: rank for rank, room in reversed(list(enumerate(self.free))) if room >= size}
         return [rooms[room] for room in sorted(rooms)]

@@ -221,7 +221,7 @@ Piece = tuple[int, Tensor, Tensor | None]
 
 
 def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[Piece]:
-    """Yield for each shard that has some of ``rows``: the index of the shard, and two sets of places.
+    """For each shard that has some of ``rows``, yield the index of the shard and two sets of places.
 
     The first set has the places of the shard's rows in ``rows``. The second set has their places in the
     shard; None means the complete shard in its order.

@@ -110,7 +110,7 @@ class ShardMap:
         return ShardMap(self.shards, self.shard[index], self.place[index])
 
     def split(self, pool: str, ranks: int) -> list[Tensor] | None:
-        """Return for each rank of a pool the indices of its rows; None if some rows are not on the pool."""
+        """For each rank of a pool, return the indices of its rows; None if some rows are not on the pool."""
         if any(shard.at.pool != pool for shard in self.shards):
             return None
         ranks_of = [shard.at.rank for shard in self.shards]

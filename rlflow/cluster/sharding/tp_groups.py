@@ -18,14 +18,14 @@ PLAIN = Parallel()
 
 
 def teams(split: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
-    """Return for each team the indices of its rows. ``split``: for each rank, the indices of its rows."""
+    """For each team, return the indices of its rows. ``split``: for each rank, the indices of its rows."""
     if parallel.tensor == 1:
         return list(split)
     return [torch.cat([split[rank] for rank in team]).sort().values for team in parallel.teams(len(split))]
 
 
 def first_ranks(rows: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
-    """Return for each rank the indices of its rows, if only the first rank of each team stores rows.
+    """For each rank, return the indices of its rows, if only the first rank of each team stores rows.
 
     ``rows``: for each team, the indices of its rows.
     """

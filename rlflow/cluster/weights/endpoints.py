@@ -91,10 +91,10 @@ class Sender:
         return None if pieces is None else Offer(held(pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, run: str | None) -> SharedFile | None:
-        """Make the plan and the buffers for packed weights.
+        """Store the plan of the transfer and the buffers for packed weights in this object.
 
-        If ``run`` is given, the buffers are in shared memory with this name, and its file is returned. If it
-        is None, the buffers are in this process, and None is returned.
+        If ``run`` is given, the buffers are in shared memory with this name, and its file is returned. If
+        ``run`` is None, the buffers are in this process's memory, and None is returned.
         """
         pieces = self.trainer.pieces()
         transport = Parcels() if run is None else Mailbox(run)
@@ -173,7 +173,7 @@ class Receiver:
         return Offer(held(self.destinations.pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, places: list[SharedFile | None]) -> None:
-        """Make the plan and the buffers for received weights.
+        """Store the plan of the transfer and the buffers for received weights in this object; return nothing.
 
         ``places``: for each sender, its shared memory; None if the sender has none.
         """

@@ -84,9 +84,9 @@ class SameRankTransfer:
         """Move the trainer's weights of this version to the generator, and return metrics.
 
         The metrics are ``inbound``, the bytes received from other ranks; ``bound``, the fewest bytes that any
-        plan could move; ``extra``, the maximum bytes that the transfer needs on a rank in addition to the
-        model; and ``transport``, the name of the transport. Raises TransferError if the weights differ from
-        the plan.
+        plan could move; ``extra``, the maximum number of bytes that the transfer needs on a rank in addition
+        to the model; and ``transport``, the name of the transport. Raises TransferError if the weights differ
+        from the plan.
         """
         # the weights are in other tensors now; the result is the same on all ranks
         if storages(self.trainer.pieces()) != self._at:
@@ -145,7 +145,7 @@ def _joined(pieces: Mapping[str, TensorViews]) -> WeightLayout:
 
 
 def _nodes() -> list[int]:
-    """Return for each rank a number that identifies its machine."""
+    """For each rank, return a number that identifies its machine."""
     names = exchange(machine(), TEXT)
     return [names.index(name) for name in names]
 

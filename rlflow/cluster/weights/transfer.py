@@ -99,7 +99,8 @@ class WeightTransfer:
     # --------------------------------------------------------------------------------------------------------
 
     def bind(self, seconds: float) -> bool:
-        """Ask all ranks which weights they have or need, and make a plan. Return whether there is a plan.
+        """Ask all ranks which weights they have or need. If a plan can move the weights, store it in this
+        object, and return True. Otherwise return False.
 
         After this, the generator must not sample before a transfer has ended. Raises PlanError if the ranks
         cannot use the requested transport.

@@ -68,8 +68,8 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
 def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
     """Return how many values belong to one row of the origin; 0 if unknown.
 
-    ``steps``: the axes from the axis of the values back to the axis that was made directly from the origin.
-    With ``by_group``, there is one value per group.
+    ``steps``: the chain of axes, starting at the values' axis and ending at the axis derived directly from
+    the origin. With ``by_group``, there is one value per group.
     """
     sampled = [step for step in steps if axes[step].step == "sampled"]
     counted = sampled[1:] if by_group else sampled  # a group is the rows of the last sampling from one row

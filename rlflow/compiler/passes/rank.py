@@ -44,7 +44,8 @@ def rank(
 
 
 def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int]) -> dict[int, float]:
-    """Return for each live node or piece the minimum seconds from its end to the end of the iteration.
+    """For each live node or piece, return the minimum number of seconds from its end to the end of the
+    iteration.
 
     This is the longest path through the units that wait for it; units that share a queue run one after
     another. The node's own seconds do not count: of two units that are ready for one queue, the unit with

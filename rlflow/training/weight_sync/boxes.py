@@ -29,7 +29,7 @@ def overlap(one: Box, other: Box) -> Box:
 
 
 def within(inner: Box, outer: Box) -> tuple[slice, ...]:
-    """Return the slices that select the box ``inner`` from a tensor whose elements are the box ``outer``."""
+    """Return the slices that select the box ``inner`` from a tensor that holds the box ``outer``."""
     return tuple(
         slice(low - start, high - start) for (low, high), (start, _) in zip(inner, outer, strict=True)
     )

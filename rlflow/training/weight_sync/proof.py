@@ -114,7 +114,8 @@ def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
 def _write(
     places: Destinations, tensors: Mapping[str, Spread], ties: Mapping[str, str], reload: Reload
 ) -> None:
-    """Write the first test pattern to the destinations, as a Resharder would write weights."""
+    """Write the first test pattern to the destinations, as a Resharder would write weights. Return
+    nothing."""
     for name, values in patterns({name: tensors[name] for name in places.pieces}, 1, ties):
         for piece in places.pieces[name].pieces:
             piece.view.copy_(
