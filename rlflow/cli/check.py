@@ -90,7 +90,7 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
         return report
 
     # loads torch, which is not needed for a flow that has already been refused
-    from rlflow.runs.refusals import refusals
+    from rlflow.runs.api import refusals
 
     written = {name: value for name, value in values.items() if name not in ("json", "quiet")}
     more = [

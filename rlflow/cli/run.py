@@ -108,7 +108,7 @@ def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
 
     With ``as_json``, also prints the results as JSON.
     """
-    from rlflow.runs.report import summary
+    from rlflow.runs.final import summary
 
     reporter.note(summary(result))
     if as_json:

@@ -121,10 +121,8 @@ def write_traceback(raised: Exception, records: Records, run_folder: RunFolder) 
 
     If the error explains itself, nothing is written and the line is empty.
     """
-    if (
-        isinstance(raised, FlowError | PlanError)
-        or (isinstance(raised, StageError)
-        and raised.__cause__ is None)
+    if isinstance(raised, FlowError | PlanError) or (
+        isinstance(raised, StageError) and raised.__cause__ is None
     ):
         return ""  # its message is complete
     records.whole(TRACEBACK, printable(masked(whole(raised))).encode())

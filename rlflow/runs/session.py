@@ -19,11 +19,11 @@ from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
 from rlflow.runs.directory import Lost, RunFolder
 from rlflow.runs.early_end import BEGUN, EarlyEnd, save_lost, texts
+from rlflow.runs.final import bounds_text
 from rlflow.runs.identity import DigestReader
 from rlflow.runs.loop import Loop
 from rlflow.runs.proof.claims import encoded, summary
 from rlflow.runs.records import Records
-from rlflow.runs.report import bounds_text
 
 # the claims that the run checked about itself, for people and for `rlflow explain`
 PROOF, PROOF_JSON = "proof.txt", "proof.json"

@@ -10,7 +10,7 @@ from rlflow.compiler.passes import plan
 from rlflow.compiler.spans import Span, critical_path
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.runs.bounds import PATH, RunTotals
-from rlflow.runs.report import bounds_text
+from rlflow.runs.final import bounds_text
 
 # generate ──▶ reward ─────▶ gae      reward is slow and runs next to logprobs;
 # └──▶ logprobs ──▶ values     values waits for its queue only

@@ -15,7 +15,7 @@ from rlflow.compiler.plan import Plan
 from rlflow.compiler.simulate import simulate
 from rlflow.compiler.spans import Span
 from rlflow.runs.bounds import RunTotals
-from rlflow.runs.report import bounds_text
+from rlflow.runs.final import bounds_text
 
 HOLDER = "outer2"  # the node that runs the body, if there is one
 ROOM = {"a": 1, "b": 2, "c": 3}

@@ -38,3 +38,10 @@ def test_an_unwritable_folder_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PlanError, match="cannot write a run|exists"):
         directory.create(tmp_path / "file" / "runs", None, "ppo")
+
+
+def test_a_folder_is_shown_relative_to_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert directory.shown(tmp_path / "here" / "runs" / "one") == "runs/one"
+    assert directory.shown(tmp_path / "runs" / "one") == str(tmp_path / "runs" / "one")

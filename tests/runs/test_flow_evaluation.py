@@ -11,7 +11,7 @@ import rlflow
 from rlflow.monitoring.history import summarised
 from rlflow.monitoring.plain_display import accuracy
 from rlflow.monitoring.reporter import Quiet
-from rlflow.runs.report import summary
+from rlflow.runs.final import summary
 from rlflow.runs.resume import resume
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not

@@ -16,8 +16,8 @@ from rlflow.config.options import Options
 from rlflow.config.roles.bound import bind_roles
 from rlflow.data.source import open_data
 from rlflow.monitoring.recorded import recorded, sampled_share
+from rlflow.runs.final import summary
 from rlflow.runs.held_out import usable_sets
-from rlflow.runs.report import summary
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
 

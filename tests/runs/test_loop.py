@@ -11,7 +11,7 @@ from rlflow.author.load import load_flow
 from rlflow.checkpoints.reading import load_latest
 from rlflow.errors import PlanError, RemoteError, StageError
 from rlflow.monitoring.reporter import Quiet
-from rlflow.runs import early_end, report, resume
+from rlflow.runs import early_end, final, resume
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import Interrupted, start_run
@@ -327,7 +327,7 @@ def test_a_state_is_saved_next_to_an_unwritable_folder(tmp_path):
     assert result.unsaved.endswith("run-saved")
     assert told.ended == ("done", result.unsaved)
     assert result.as_json()["unsaved"] == result.unsaved
-    assert report.summary(result).splitlines()[-1] == f"warning: {result.unsaved}"
+    assert final.summary(result).splitlines()[-1] == f"warning: {result.unsaved}"
     assert saved_steps(tmp_path / "run-saved") == (5, 5)
     assert resume.resume(tmp_path / "run-saved", {"iterations": 6}, Quiet()).unsaved == ""
 
