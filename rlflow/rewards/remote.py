@@ -24,6 +24,8 @@ from rlflow.rewards.values import NAN, STEP, Results
 
 BATCH = 64  # most rows in a request
 IN_FLIGHT = 8  # most concurrent requests
+# Most bytes of an answer. JSON of many small values can take 25 times its length in memory while it is read.
+ANSWER = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class RemoteReward:
     def __init__(self, url: str) -> None:
         self.url = url
         self._threads = ThreadPoolExecutor(IN_FLIGHT, "remote-reward")
-        self._client = HttpClient()
+        self._client = HttpClient(longest=ANSWER)
 
     def submit(
         self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float

@@ -12,7 +12,7 @@ import rlflow
 from rlflow import PlanError
 from rlflow.data import open_data
 from rlflow.rewards import RewardPool, RewardSpec, bind, parse_reward, score_all
-from rlflow.rewards.remote import BATCH, IN_FLIGHT
+from rlflow.rewards.remote import ANSWER, BATCH, IN_FLIGHT
 from rlflow.rewards.reward_spec import wanted
 
 
@@ -100,6 +100,20 @@ def test_an_answer_without_a_number_is_missing_with_its_cause(answer, cause):
     assert all(
         message.startswith(f"{server.url}: ") and "function" not in message
         for message in scores.first.values()
+    )
+    assert len(server.questions) == 1  # the server got no second request
+
+
+def test_an_answer_beyond_the_limit_is_missing():
+    longest = b'{"rewards": [1.0], "extra": ""}'.replace(b'""', b'"%s"' % (b"x" * (ANSWER - 31)))
+    assert len(longest) == ANSWER
+    with serving(lambda handler, question: handler.say(longest)) as server:
+        assert reward_of(server.url, "a").values.tolist() == [1]
+    with serving(lambda handler, question: handler.say(longest + b" ")) as server:
+        scores = reward_of(server.url, "a")
+    assert scores.missing == {"reply": 1}
+    assert scores.first["reply"] == (
+        f"{server.url}: the answer has more than 4 MiB: the server must send a shorter one"
     )
     assert len(server.questions) == 1  # the server got no second request
 

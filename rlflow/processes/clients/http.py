@@ -27,7 +27,7 @@ from rlflow.errors import printable
 from rlflow.processes.clients.patience import Passing, Patience, Unanswered, left
 
 TOKEN = "RLFLOW_SERVE_TOKEN"  # the variable with the token of `rlflow serve`, which clients send
-LONGEST = 16 << 20  # most bytes of an answer
+LONGEST = 16 << 20  # most bytes of an answer, unless the client sets another limit
 QUOTED = 200  # most characters that a message quotes from a body or header
 REDIRECTS = 5  # most redirects that a request follows
 MOVED = (301, 302, 303, 307, 308)
@@ -56,10 +56,11 @@ class Reply:
 class HttpClient:
     """Sends HTTP requests. Several threads may use it.
 
-    ``patience``: decides when to retry a request.
+    ``patience``: decides when to retry. ``longest``: most bytes of an answer; no more are kept in memory.
     """
 
-    def __init__(self, patience: Patience | None = None) -> None:
+    def __init__(self, patience: Patience | None = None, longest: int = LONGEST) -> None:
+        self._longest = longest
         self._closed = threading.Event()
         self._patience = patience or Patience(pause=self._closed.wait)
         self._open: set[socket.socket] = set()
@@ -99,14 +100,15 @@ class HttpClient:
             ) from error
         if reply.status != http.client.OK:
             raise refused(reply)
-        if len(reply.body) > LONGEST:
-            raise Unanswered("reply", f"the server answered with more than {LONGEST} bytes")
+        if len(reply.body) > self._longest:
+            limit = f"{self._longest / (1 << 20):g} MiB"
+            raise Unanswered("reply", f"the answer has more than {limit}: the server must send a shorter one")
         return reply.body
 
     def once(self, method: str, url: str, body: bytes, seconds: float, headers: Mapping[str, str]) -> Reply:
         """Send one request without retries, and return the answer. Redirects on the same host are followed.
 
-        At most LONGEST + 1 bytes of the body are read. Raises TimeoutError after ``seconds``, and OSError or
+        Reads at most one byte more than the longest answer. Raises TimeoutError after ``seconds``, and OSError or
         HTTPException if the request cannot be sent or answered.
         """
         limit = time.monotonic() + seconds
@@ -133,8 +135,8 @@ class HttpClient:
             with self._cut_at(connection.sock, seconds, late):
                 connection.request(method, path, question or None, dict(headers))
                 response = connection.getresponse()
-                body = response.read(LONGEST + 1)
-                if response.length and len(body) <= LONGEST:  # the connection ended before the body did
+                body = response.read(self._longest + 1)
+                if response.length and len(body) <= self._longest:  # the connection ended before the body did
                     raise http.client.IncompleteRead(body, response.length)
                 return Reply(response.status, response.reason, response.headers, body)
         except (OSError, http.client.HTTPException) as error:

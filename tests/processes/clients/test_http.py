@@ -40,7 +40,8 @@ class Handler(BaseHTTPRequestHandler):
         )
         self.send_response(status)
         for name, value in {"Content-Length": str(len(answer)), **headers}.items():
-            self.send_header(name, value)
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
         self.wfile.write(answer)
 
@@ -177,6 +178,20 @@ def test_a_closed_client_sends_no_request():
     client.close()
     with pytest.raises(RuntimeError, match="closed"):
         client.post("http://127.0.0.1:9/", b"{}", REAL_SECONDS)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Length": None, "Connection": "close"}])
+def test_an_answer_beyond_the_limit_is_refused_without_a_retry(headers):
+    client = HttpClient(longest=1 << 20)
+    for more in (0, 1):
+        answer = b"x" * ((1 << 20) + more)
+        with serving((200, headers, answer)) as server:
+            if not more:
+                assert client.post(server.url, b"{}", REAL_SECONDS) == answer
+                continue
+            with pytest.raises(Unanswered, match="the answer has more than 1 MiB") as error:
+                client.post(server.url, b"{}", REAL_SECONDS)
+        assert (error.value.cause, isinstance(error.value, Passing)) == ("reply", False)
 
 
 def test_a_tool_sends_json():
