@@ -6,15 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import described, fields
+from rlflow.cli.before_loading import check_flags
 from rlflow.compiler.trace.arguments import role_names
 from rlflow.config.flags import read_flags
-from rlflow.config.folders import check_model_folders
 from rlflow.config.options import Options
 from rlflow.errors import PlanError
 from rlflow.processes.declare import ServiceSettings
@@ -23,9 +22,6 @@ from rlflow.rewards.environments.environment_spec import Bounds
 if TYPE_CHECKING:
     from rlflow.monitoring.reporter import Reporter
     from rlflow.runs.context import RunResult
-
-COLUMNS = 100  # width of the lines about a packaged task
-NO_BREAK = "\N{NO-BREAK SPACE}"  # keeps a flag and its value on one line
 
 
 def run_file(file: str, arguments: Sequence[str], general_help: Callable[[], str]) -> int:
@@ -37,11 +33,12 @@ def run_file(file: str, arguments: Sequence[str], general_help: Callable[[], str
     if not file or file.startswith("-"):
         print(general_help())
         return 0 if wants_help else 2
-    flow = load_flow(file)
     if wants_help:
-        print(help_text(file, flow))
+        print(help_text(file, load_flow(file)))
         return 0
-    return _run(flow, read_flags(arguments))
+    values = read_flags(arguments)
+    check_flags(file, values)
+    return _run(load_flow(file), values)
 
 
 def _run(flow: Flow, values: dict[str, Any]) -> int:
@@ -49,11 +46,8 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
 
     from rlflow.monitoring.outputs import make_reporter
     from rlflow.runs.api import resolve_config
-    from rlflow.runs.directory import check_place
 
     config, hp = resolve_config(flow, None, values)
-    check_place(config.options)
-    check_model_folders(values)
     reporter = make_reporter(quiet, as_json, config.options.track, metrics_port=config.options.metrics_port)
 
     from rlflow.runs.packaged import uses_packaged
@@ -63,7 +57,7 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
 
     def start() -> RunResult:
         if uses_packaged(values):
-            reporter.note(packaged_note(flow.name, config.values, values))
+            reporter.note(packaged_note(flow.name, config.values))
         context = prepare(flow, hp, config, reporter.note, folder=Path(config.options.out))
         if context.prompts.data.worded:
             reporter.note(context.prompts.data.worded)
@@ -79,27 +73,15 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
     return report(result, reporter, as_json)
 
 
-def packaged_note(flow: str, used: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Return lines on the packaged task that a flow uses: its data, its model, and the flags that it sets.
-
-    ``used``: all values of the run. ``values``: the values that the user gave.
-    """
-    from rlflow.monitoring.recorded import as_text
+def packaged_note(flow: str, used: Mapping[str, Any]) -> str:
+    """Return one line on the packaged task of a flow: its data and its model. ``used``: all values of the run."""
     from rlflow.runs.packaged import packaged
 
-    task, packaged_values = packaged(flow)
-    flags = [
-        f"--{name} {as_text(value)}".replace(" ", NO_BREAK)
-        for name, value in packaged_values.items()
-        if name in used and name not in ("model", "data") and name not in values
-    ]
-    lines = [
-        f"task: packaged '{task}', because neither --model nor --data is given",
-        f"  data: {', '.join(used['data'])}",
-        f"  model: {used['model']}",
-        *wrap(f"  sets: {' '.join(flags)}", COLUMNS, subsequent_indent="    ", break_on_hyphens=False),
-    ]
-    return "\n".join(lines).replace(NO_BREAK, " ")
+    return (
+        f"task: packaged '{packaged(flow)[0]}' (data {', '.join(used['data'])}, model "
+        f"{Path(used['model']).name}), because neither --model nor --data is given; "
+        f"`rlflow run {flow} --help` lists its settings"
+    )
 
 
 def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:

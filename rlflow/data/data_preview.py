@@ -107,7 +107,7 @@ def preview(data: Dataset, rows: int) -> Preview:
         told(data, equal_pairs(data)),
         shown,
         tuple(_warnings(data)),
-        data.split_lines,
+        splits=data.split_lines,
     )
 
 

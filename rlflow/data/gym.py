@@ -63,7 +63,13 @@ def _record(entry: Mapping[str, Any], number: int) -> Record:
     return Record(entry["question"], "" if answer is None else str(answer), (), more, number=number)
 
 
-def _make(task: str, parameters: Mapping[str, Any]) -> Any:
+def check_name(task: str) -> None:
+    """Raise PlanError if reasoning-gym has no task of this name, or is not installed."""
+    _known(task)
+
+
+def _known(task: str) -> Any:
+    """Return the class and the settings of a task."""
     tasks = require("reasoning_gym.factory", extra="tasks").DATASETS
     if task not in tasks:
         raise PlanError.of(
@@ -74,7 +80,11 @@ def _make(task: str, parameters: Mapping[str, Any]) -> Any:
             nearest=nearest(task, tasks),
             remedy="list them: python -c 'import reasoning_gym.factory as f; print(*sorted(f.DATASETS))'",
         )
-    kind, config = tasks[task]
+    return tasks[task]
+
+
+def _make(task: str, parameters: Mapping[str, Any]) -> Any:
+    kind, config = _known(task)
     _check_names(task, parameters, [field.name for field in dataclasses.fields(config)])
     size = parameters["size"]
     if not (isinstance(size, int) and size >= 1):

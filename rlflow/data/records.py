@@ -110,13 +110,13 @@ def opened(where: Path | HubName) -> Splits:
         return Splits(name, _of_rows(hub.load_data(where), name))
     if where.is_dir():
         return Splits(str(where), _folder(where))
-    files = _matching(where)
+    files = matching(where)
     if not files:
         raise no_such_file(where)
     return Splits(str(where), {"": partial(_files, files)})
 
 
-def _matching(path: Path) -> list[Path]:
+def matching(path: Path) -> list[Path]:
     """Return the file at a path, or the files that match a pattern such as data/*.jsonl, sorted by name."""
     if path.exists() or not has_magic(str(path)):
         return [path] if path.exists() else []
@@ -135,7 +135,12 @@ def _file(path: Path) -> Items:
             return _parquet(path)
         case ".csv" | ".tsv":
             return _texts(path)
-    raise PlanError.of(
+    raise unknown_format(path)
+
+
+def unknown_format(path: Path) -> PlanError:
+    """Return the error for a file with a suffix that is not among SUFFIXES."""
+    return PlanError.of(
         "data-format",
         f"cannot read {path} as data",
         found=path.suffix or "no suffix",

@@ -17,6 +17,7 @@ from rlflow.data.faults import Fault, Room, refused
 from rlflow.data.fields import FIELDS, Mapped, Record, mapped
 from rlflow.data.hub_names import HubName, hub_data
 from rlflow.data.json_fields import NOTHING, Wanted, choose_fields
+from rlflow.data.paths import is_task
 from rlflow.data.records import Raw, Splits
 from rlflow.errors import PlanError, Problem, listed, nearest
 
@@ -80,7 +81,7 @@ def open_data(
     if isinstance(encoder, TokenizerEncoder):
         encoder.check_variables()
     name = os.path.expanduser(os.fspath(spec))
-    if _is_task(name):
+    if is_task(name):
         _unused({"fields": fields, "split": split}, f"{name} is a reasoning-gym task")
         data = _drawn(name.removeprefix(gym.PREFIX), task or {}, columns or {}, seed)
     else:
@@ -110,17 +111,6 @@ def _texts(questions: Sequence[Record]) -> tuple[list[Record], int]:
         replace(record, prompt=record.question) if lone else record
         for record, lone in zip(questions, alone, strict=True)
     ], sum(alone)
-
-
-def _is_task(name: str) -> bool:
-    if not name:
-        raise PlanError.of(
-            "data-missing", "no data is named", expected="a file, a folder, or a reasoning-gym task"
-        )
-    if name.startswith(gym.PREFIX):
-        return True
-    path = Path(name)
-    return not (path.exists() or path.suffix or len(path.parts) != 1)
 
 
 def _unused(settings: Mapping[str, object], why: str) -> None:

@@ -85,7 +85,7 @@ def prepare(
     report = check(flow, hp, first_options(options, config.sampling, specs), with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
-    placed = _placed(report.program, config, note)
+    placed = _placed(report.program, config, note, begun)
     for line in unrepeatable(specs) if begun else ():
         note(line)
     if data is None:
@@ -154,7 +154,7 @@ def _refuse_in_worker() -> None:
         )
 
 
-def _placed(program: Program, config: RunConfig, note: Callable[[str], None]) -> PlacedRoles:
+def _placed(program: Program, config: RunConfig, note: Callable[[str], None], begun: bool) -> PlacedRoles:
     """Bind all roles and place them on pools. Raises PlanError."""
     if config.options.ray_address is None:  # a cluster may have GPUs although its driver has none
         device_of(config.options.device)
@@ -163,7 +163,8 @@ def _placed(program: Program, config: RunConfig, note: Callable[[str], None]) ->
     placed = place_roles(program, bind_roles(program.graph, config), config)
     for warning in crowd_warnings(placed):
         note(str(warning))
-    for line in model_lines(placed.roles, reward_folders(config.options.reward), config.options.dtype):
+    folders_of_rewards = reward_folders(config.options.reward)
+    for line in () if begun else model_lines(placed.roles, folders_of_rewards, config.options.dtype):
         note(line)
     if placed.placement is not None and not placed.placement.threads:
         ask("ray", "cluster")
