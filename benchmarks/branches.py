@@ -6,8 +6,8 @@ Without sharing, each row has its own copy.
 
 Each row of the table has a maximum response length. Responses are random tokens, of half that length to the
 full length. The computation uses float32 and one thread. Both variants alternate in one process. The table
-shows the minimum processor seconds of --rounds. The default model is the one of `rlflow bench peers`: a Qwen3
-with 0.8M parameters.
+shows the minimum of the CPU seconds over --rounds. The default model is the one of `rlflow bench peers`: a
+Qwen3 with 0.8M parameters.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ SHAPES = [
 
 
 def sampled(generator: Generator, shape: tuple[int, int, int, int], shared: bool) -> float:
-    """Return the processor seconds of sampling.
+    """Return the CPU seconds used by sampling.
 
-    ``shape``: (prompts, tokens per prompt, samples per prompt, maximum tokens per response). ``shared``:
-    whether the rows of a prompt share its keys and values.
+    ``shape``: (prompts, tokens per prompt, samples per prompt, maximum number of tokens per response).
+    ``shared``: whether the rows of a prompt share its keys and values.
     """
     prompts, width, samples, longest = shape
     rng, rows = torch.Generator().manual_seed(0), prompts * samples

@@ -123,7 +123,7 @@ def speaking(place: Place) -> Iterator[Outcome]:
     for mode in place.of(("surrogate", "zero", "message", "endless"), 4):
         for first in (False, True):
             if first and mode == "message":
-                continue  # `reset` returns a text, not messages
+                continue  # `reset` returns a string, not messages
             name = f"{mode}-{first}"
             code = faults.in_child(
                 partial(_run, place.folder, name, mode, file="speaker.py:Speaker", **{"env.first": first})

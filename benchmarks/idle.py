@@ -1,4 +1,4 @@
-"""Measure the processor time of idle workers and of the waiting driver during a run.
+"""Measure the CPU time of idle workers and of the waiting driver during a run.
 
     python benchmarks/idle.py [--ranks 2] [--seconds 20]
 
@@ -24,7 +24,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def used(pid: int) -> float:
-    """Return the processor seconds that a process has used so far, in all its threads."""
+    """Return the CPU seconds that a process has used so far, in all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 

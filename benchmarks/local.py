@@ -3,7 +3,7 @@
     python benchmarks/local.py [--pairs 10] [--threads 2]
 
 The model has 0.8M parameters. An iteration has 8 prompts × 8 samples × 64 tokens (`rlflow bench
-peers_fixed`). Seconds are wall time, followed by processor time in brackets, which is more reliable on a busy
+peers_fixed`). Seconds are wall time, followed by CPU time in brackets, which is more reliable on a busy
 machine.
 
 1. sampling, log-probs and update, each alone; and only their matrix products
@@ -39,7 +39,7 @@ def surrogate(new, logprobs):
 
 
 def times(pairs: int, *calls: Call) -> list[str]:
-    """Alternate calls, and return the median wall and processor seconds of each as text.
+    """Alternate calls, and return the median wall and CPU seconds of each as text.
 
     The first two rounds are a warm-up.
     """

@@ -40,7 +40,7 @@ def prepared(backend: str, prompts: int) -> RunContext:
 def block(run: RunContext, iterations: int) -> tuple[float, float]:
     """Run one block of iterations on the same prompts.
 
-    Returns (wall seconds, processor seconds) per iteration.
+    Returns (wall seconds, CPU seconds) per iteration.
     """
     rows = run.prompts.take(run.options.prompts)
     wall, processor = time.perf_counter(), time.process_time()

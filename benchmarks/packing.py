@@ -10,9 +10,8 @@ It measures log-probs of random tokens, without and with their gradient. Respons
 0, the default, they have the lengths of `rlflow bench peers`. "compiled" is packed rows with `--ROLE.compile
 true`. Each variant runs in its own process with one thread. The processes alternate.
 
-The table shows median processor seconds, the peak memory of a process, and the seconds of loading, which
-include compiler processes. The default model is the one of `rlflow bench peers`: a Qwen3 with 0.8M
-parameters.
+The table shows median CPU seconds, the peak memory of a process, and the seconds of loading, which include
+compiler processes. The default model is the one of `rlflow bench peers`: a Qwen3 with 0.8M parameters.
 """
 
 from __future__ import annotations

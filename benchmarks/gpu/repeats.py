@@ -91,5 +91,5 @@ def unsure(trainer: Recorder, rows: Any) -> str:
 
 
 def difference_text(names: list[str]) -> str:
-    """Return a text that says how many tensors differ. ``names``: names of these tensors."""
+    """Return a string that says how many tensors differ. ``names``: names of these tensors."""
     return f"{len(names)} tensors differ, first {names[0].removeprefix('parameters/')}" if names else ""

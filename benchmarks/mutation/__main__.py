@@ -209,7 +209,7 @@ def found(root: Path, rows: list[dict[str, Any]]) -> list[tuple[Path, Mutant]]:
 
 
 def place(row: dict[str, Any]) -> str:
-    """Return a text that describes the mutant in a row."""
+    """Return a string that describes the mutant in a row."""
     return f"{row['file']}:{row['line']} {row['kind']}: {row['before'][:60]} → {row['after'][:60]}"
 
 

@@ -221,7 +221,7 @@ def named_paths(values: Mapping[str, Any]) -> Iterable[tuple[str, Path]]:
 
 
 def _named_path(text: str) -> Path | None:
-    """Return the existing file or folder that a text names; None if there is none."""
+    """Return the existing file or folder that a string names; None if there is none."""
     for start in (text, text.partition("=")[2]):
         for named in (start, start.rpartition(":")[0]):
             if named and os.path.exists(path := os.path.expanduser(named)):

@@ -54,7 +54,7 @@ class Turn:
     round: int
     iterations: list[dict[str, Any]]  # number, wall seconds, tokens and metrics of each iteration
     evaluations: list[dict[str, Any]]
-    processor: float  # processor seconds of the turn
+    processor: float  # CPU seconds of the turn
     memory: int  # peak bytes of the cell until the end of the turn
     load: float  # load average of the machine at the start of the turn
     timed: list[int]  # numbers of those iterations that are timed

@@ -30,7 +30,7 @@ class CellFailed(Exception):
 class Use(NamedTuple):
     """Resources used by a cell's process and its descendants."""
 
-    processor: float  # processor seconds used since the processes started
+    processor: float  # CPU seconds used since the processes started
     # peak bytes so far: private memory plus each process's share of shared memory (PSS)
     memory: int
 
@@ -90,7 +90,7 @@ class CellProcess:
     def use(self) -> Use:
         """Measure the resources that the cell's processes have used.
 
-        If a process starts and ends between two calls, only its processor time counts, and only if its parent
+        If a process starts and ends between two calls, only its CPU time counts, and only if its parent
         waited for it. Memory is the sum over the running processes of the present use, with shared memory in
         proportion, and the difference between peak and present size. With several processes this is an upper
         bound, because their peaks may be at different times.

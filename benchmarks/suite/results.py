@@ -20,7 +20,7 @@ class Row:
     seeds: tuple[int, ...]  # finished seeds
     iterations: int  # number of iterations done, over all seeds
     seconds: float | None  # seconds of a timed iteration, median over turns
-    # processor seconds of an iteration, of all processes of the cell, median over turns
+    # CPU seconds of an iteration, of all processes of the cell, median over turns
     processor: float | None
     tokens: float | None  # tokens sampled in an iteration, mean over timed iterations
     rate: float | None  # tokens sampled per second of timed iterations

@@ -31,7 +31,7 @@ class Arm:
 
     compiled: Compiled
     process: CellProcess
-    processor: float  # processor seconds that the process had used before its next turn
+    processor: float  # CPU seconds that the process had used before its next turn
     # iterations done in an earlier process; added to this process's iteration numbers if it began again at
     # the first one
     counted: int = 0

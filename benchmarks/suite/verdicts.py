@@ -74,7 +74,7 @@ def decided(suite: Suite, cells: Cells) -> bool:
 
 
 def other_work(base: Measured, measured: Measured) -> str:
-    """Return a text on how the sampled tokens of two cells differ in common rounds; empty if they
+    """Return a string that says how the sampled tokens of two cells differ in common rounds; empty if they
     are equal.
     """
     one, other = block_tokens(base), block_tokens(measured)

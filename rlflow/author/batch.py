@@ -371,7 +371,8 @@ class Batch:
 
 
 def _families(batch: Batch) -> list[str]:
-    """Return a text for each column, sorted by name. The text has the column's name, level and dtype family."""
+    """Return a string for each column, sorted by name. Each string has the column's name, level and dtype
+    family."""
     return sorted(
         f"{name}: {data.kind.level} {data.kind.family or ''}".rstrip() for name, data in batch.data.items()
     )

@@ -1,6 +1,6 @@
 """Chat messages packed into one string, so that text columns can hold them and store them like other text.
 
-A message is a mapping with the texts ``role`` and ``content``. It may have other keys that a chat template
+A message is a mapping with the strings ``role`` and ``content``. It may have other keys that a chat template
 reads, such as ``tool_calls``, ``name`` or ``reasoning_content``, with any JSON value. In this case, its
 content may be None or absent.
 
@@ -36,8 +36,8 @@ class ToolCall(NamedTuple):
 class Packed(str):
     """Messages as one JSON string.
 
-    A message that has only a role and a text is stored as the pair [role, content]. Any other message is
-    stored as an object.
+    A message that has only the keys ``role`` and ``content``, both strings, is stored as the pair [role,
+    content]. Any other message is stored as an object.
     """
 
     __slots__ = ()
@@ -49,7 +49,8 @@ def is_messages(value: Any) -> bool:
 
 
 def fault(value: Any) -> str:
-    """Return what is wrong with a message and at which key; an empty text if ``value`` is a valid message."""
+    """Return what is wrong with a message and at which key; an empty string if ``value`` is a valid
+    message."""
     if not isinstance(value, Mapping):
         return f"{type(value).__name__} instead of a message"
     if not isinstance(value.get("role"), str):
@@ -73,7 +74,7 @@ def _named(value: Mapping[str, Any], key: str) -> str:
 
 
 def _beyond_json(key: Any, item: Any) -> str:
-    """Return why an entry of a message cannot be written as JSON; an empty text if it can."""
+    """Return why an entry of a message cannot be written as JSON; an empty string if it can."""
     if not isinstance(key, str):
         return "the key is not a text"
     try:
@@ -88,7 +89,7 @@ def _beyond_json(key: Any, item: Any) -> str:
 def without_invalid_characters(value: Any) -> tuple[Any, int]:
     """Replace each lone surrogate and NUL with U+FFFD. Return the new value and the number of replacements.
 
-    ``value`` is a text or messages, whose keys and nested values are changed too. Values of other types are
+    ``value`` is a string or messages, whose keys and nested values are changed too. Values of other types are
     returned unchanged. Tokenizers do not accept lone surrogates.
     """
     if isinstance(value, str):
@@ -105,7 +106,7 @@ def without_invalid_characters(value: Any) -> tuple[Any, int]:
 
 
 def cut_to(value: Any, most: int) -> Any:
-    """Shorten a text to ``most`` characters.
+    """Shorten a string to ``most`` characters.
 
     If ``value`` is messages, shorten only the text of the last message. Returns the same object if nothing is
     cut. Values of other types are returned unchanged.
@@ -120,7 +121,7 @@ def cut_to(value: Any, most: int) -> Any:
 
 
 def is_plain(message: Message) -> bool:
-    """Return True if the message has only a role and a text."""
+    """Return True if the message has only the keys ``role`` and ``content``, both strings."""
     return set(message) == PLAIN and message["content"] is not None
 
 
@@ -147,7 +148,7 @@ def unpacked(text: str) -> str | list[Message]:
 
 
 def written(text: str) -> str:
-    """Return a text, or packed messages, as a plain string to store. ``read`` decodes the string."""
+    """Return a string, or packed messages, as a plain string to store. ``read`` decodes the string."""
     return MARK + text if isinstance(text, Packed) or text.startswith(MARK) else text
 
 
@@ -176,8 +177,8 @@ def _canonical(value: Packed) -> Packed:
 def as_text(content: str | Sequence[Message]) -> str:
     """Return text or messages as readable text.
 
-    A text is returned unchanged. A single message gives its content. Several messages are joined, each after
-    its role.
+    A string is returned unchanged. A single message gives its content. Several messages are joined, each
+    after its role.
     """
     if isinstance(content, str):
         return content

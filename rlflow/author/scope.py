@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rlflow.author.stage import Stage
 
 T = TypeVar("T")
-# ways to make a follow-up prompt: from a text, from a text after the sampled ids, from the first sampled ids
+# ways to make a follow-up prompt: from a string, from a string after the sampled ids, from the first sampled
+# ids
 AskWay = Literal["text", "after", "until"]
 
 

@@ -90,7 +90,7 @@ def bench(
 def run_until_stopped(runner: Runner) -> bool:
     """Run all remaining measurements. Returns True if none is left, and False if the time budget is used up.
 
-    After ctrl-C or another stop signal, raises KeyboardInterrupt with a message on how to continue.
+    After Ctrl-C or another stop signal, raises KeyboardInterrupt with a message on how to continue.
     """
     try:
         with ending_at_once():
@@ -202,7 +202,7 @@ def made(suite: Suite, folder: Path) -> Path:
 
 
 def duration(text: str) -> float:
-    """Return the seconds in a text such as 90s, 25m or 1h30m. Raises PlanError for other texts."""
+    """Return the seconds in a string such as 90s, 25m or 1h30m. Raises PlanError for other strings."""
     if not text or not re.fullmatch(r"(\d+(\.\d+)?[smh])+", text):
         raise PlanError.of(
             "budget",

@@ -21,7 +21,7 @@ from rlflow.data.source import open_data
 from rlflow.errors import PlanError, nearest
 from rlflow.monitoring.tables import output, plain
 
-IDS = 32  # token ids that are shown from the beginning of a text, and also from its end
+IDS = 32  # token ids that are shown from the beginning of a string, and also from its end
 
 
 def show_data(file: str, arguments: Sequence[str]) -> int:

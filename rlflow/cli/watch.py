@@ -84,11 +84,11 @@ def watch_run(text: str, once: bool) -> int:
         console.print(draw(frame(folder), console.width))
         return 0
     view = Live(sys.stdout) if lively(sys.stdout) else Plain(sys.stdout)
-    # ctrl-C must end the view even if the parent process ignores this signal, as scripts do for background
+    # Ctrl-C must end the view even if the parent process ignores this signal, as scripts do for background
     # jobs
     if isinstance(view, Live):
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    state = "running"  # ctrl-C ends only the view; the run itself continues
+    state = "running"  # Ctrl-C ends only the view; the run itself continues
     try:
         last = follow(folder, view)
         state = last.state

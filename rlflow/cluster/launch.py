@@ -1,4 +1,5 @@
-"""Start a Ray on this machine for a run, or join a running Ray, and start pools of workers in it."""
+"""Start a Ray cluster on this machine for a run, or join a running Ray cluster, and start pools of workers in
+it."""
 
 from __future__ import annotations
 
@@ -60,9 +61,9 @@ CLOSED_SECONDS = 5.0
 def run_folder(name: str, address: str | None) -> Path:
     """Return the path of a run's private folder, without creating the folder.
 
-    The folder has rendezvous files and the files of the run's own Ray. ``address``: the Ray that the run
-    joins, if any. Raises PlanError if every folder for temporary files is open to other users, or if paths in
-    the folder would be too long for Ray's sockets.
+    The folder has rendezvous files and the files of the run's own Ray cluster. ``address``: the Ray cluster
+    that the run joins, if any. Raises PlanError if every folder for temporary files is open to other users,
+    or if paths in the folder would be too long for Ray's sockets.
     """
     longest = 4096 if address else SOCKET - SESSION - len(f"/{private.PREFIX}{name}/{RAY}")
     try:
@@ -89,12 +90,13 @@ def start(
     workers: WorkerStart | None = None,
     seconds: float = REACH_SECONDS,
 ) -> Controllers:
-    """Join the Ray at ``address``, or start a Ray on this machine if ``address`` is None.
+    """Join the Ray cluster at ``address``, or start a Ray cluster on this machine if ``address`` is None.
 
     A started Ray has room for ``ranks`` workers and for ``commits`` bytes of in-memory checkpoints. Its files
-    are in ``folder``. ``insecure``: whether the Ray may be open to other users. ``workers``: how Ray starts
-    workers. ``seconds``: time limit to join a Ray. Returns the controlling processes of the Ray. Raises
-    PlanError if the Ray cannot be joined or started, or if it would be open to other users.
+    are in ``folder``. ``insecure``: whether the cluster may be open to other users. ``workers``: how Ray
+    starts workers. ``seconds``: time limit to join a Ray cluster. Returns the cluster's controlling
+    processes. Raises PlanError if the cluster cannot be joined or started, or if it would be open to other
+    users.
     """
     refuse_open(insecure)
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -129,7 +131,8 @@ def start(
 
 
 def _no_ray(address: str | None, found: str) -> PlanError:
-    """Return the error for a Ray that cannot be joined, or that cannot be started if ``address`` is None.
+    """Return the error for a Ray cluster that cannot be joined, or that cannot be started if ``address`` is
+    None.
 
     ``found``: what went wrong.
     """
@@ -153,10 +156,11 @@ def _no_ray(address: str | None, found: str) -> PlanError:
 
 
 def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) -> Controllers:
-    """Join the Ray at ``address``, and return its controlling processes. ``how``: arguments of ``ray.init``.
+    """Join the Ray cluster at ``address``, and return its controlling processes. ``how``: arguments of
+    ``ray.init``.
 
-    Raises PlanError if the Ray is open to other users. Raises OSError, RuntimeError, ValueError or RayError
-    if it cannot be joined.
+    Raises PlanError if the Ray cluster is open to other users. Raises OSError, RuntimeError, ValueError or
+    RayError if it cannot be joined.
     """
     token.guard()
     limit = time.monotonic() + seconds
@@ -177,7 +181,7 @@ def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) 
 def _start_here(
     processors: int, folder: Path, commits: int, workers: WorkerStart, how: Mapping[str, Any]
 ) -> Controllers:
-    """Start a Ray on the loopback address, and return its controlling processes.
+    """Start a Ray cluster on the loopback address, and return its controlling processes.
 
     Raises OSError, RuntimeError, ValueError or RayError if that fails.
     """
@@ -208,7 +212,7 @@ def _start_here(
 
 
 def refuse_public_nodes(insecure: bool) -> None:
-    """Disconnect from Ray and raise PlanError if a node of the Ray listens on a public address.
+    """Disconnect from Ray and raise PlanError if a node of the Ray cluster listens on a public address.
 
     If ``insecure`` is true, public addresses are allowed.
     """
@@ -221,10 +225,10 @@ def refuse_public_nodes(insecure: bool) -> None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Return a context manager. A Ray that is started inside it listens only on 127.0.0.1.
+    """Return a context manager. A Ray cluster that is started inside it listens only on 127.0.0.1.
 
-    Otherwise a Ray listens on all addresses of the machine, except on systems on which Ray does not support
-    clusters.
+    Otherwise it listens on all addresses of the machine, except on systems on which Ray cannot use several
+    machines.
     """
     constants = sys.modules["ray._private.ray_constants"]
     before = getattr(constants, "ENABLE_RAY_CLUSTER", True)
@@ -246,7 +250,7 @@ def _quieten() -> None:
 
 
 def store_bytes(commits: int) -> int:
-    """Return the size in bytes of the object store of a Ray on this machine.
+    """Return the size in bytes of the object store of a Ray cluster on this machine.
 
     The store has room for columns in transit. If shared memory is large enough, it also has room for
     ``commits`` bytes of in-memory checkpoints. Ray writes objects that do not fit to disk.
@@ -540,7 +544,7 @@ def stop(
 
 
 def leave(controllers: Controllers) -> None:
-    """Disconnect from Ray, and end the Ray if this process has started it.
+    """Disconnect from Ray, and end the Ray cluster if this process has started it.
 
     If Ray has lost a controlling process, this process later exits without Ray's exit handlers, because they
     would wait for the lost process.

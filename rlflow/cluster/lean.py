@@ -1,4 +1,4 @@
-"""Start a Ray on this machine without the processes that a run does not need.
+"""Start a Ray cluster on this machine without the processes that a run does not need.
 
 The dashboard, the autoscaler, the log monitor and the raylet's two agents are not started. They are Python
 programs with long imports, and Ray would wait for them. The raylet also starts workers with the fork server's
@@ -36,8 +36,8 @@ class WorkerStart:
 
     threads: int  # torch threads in each worker
     python: str | None = None  # command that starts a worker instead of Python (`rlflow.cluster.forking`)
-    # whether a Ray that the run starts keeps its agents, which workers with different environment variables
-    # need
+    # whether a Ray cluster that the run starts keeps its agents, which workers with different environment
+    # variables need
     agents: bool = False
     built_in: bool = False  # whether Ray starts every worker this way by default
 
@@ -48,7 +48,7 @@ class WorkerStart:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Return a context manager. A Ray that is started inside it is lean.
+        """Return a context manager. A Ray cluster that is started inside it is lean.
 
         If the Ray can run without agents, it also starts workers as this object describes.
         """
@@ -122,7 +122,7 @@ def _report_no_ports(raylet: Sequence[str]) -> bool:
 def _start_nothing(node: Any, *arguments: Any, **more: Any) -> None:
     """Do nothing, in place of a method of Ray's node that starts a process.
 
-    Only the dashboard's address is set, to an empty text.
+    Only the dashboard's address is set, to an empty string.
     """
     if "include_dashboard" in more:
         node._webui_url = ""

@@ -34,7 +34,8 @@ class RayLate(RuntimeError):
 class RayThread:
     """The thread that makes all calls to one Ray.
 
-    It must live as long as the connection: the kernel ends a Ray when the thread that started it ends.
+    It must live as long as the connection: the kernel ends a Ray cluster when the thread that started it
+    ends.
     """
 
     def __init__(self) -> None:
@@ -91,7 +92,7 @@ _threads: list[RayThread] = []  # thread of this process's connection, if any
 
 
 def connect(call: Callable[[], T], seconds: float, late: str) -> T:
-    """Make a call that connects this process to a Ray, and return its result.
+    """Make a call that connects this process to a Ray cluster, and return its result.
 
     Raises the call's error, or RayLate if it does not return within ``seconds``. If the call still holds the
     interpreter's lock at its deadline, the watchdog prints ``late`` and ends this process with exit code 2.
@@ -116,7 +117,8 @@ def asked(call: Callable[[], T], seconds: float = SECONDS) -> T:
 
 
 def disconnect() -> None:
-    """Disconnect from the Ray that ``connect`` has joined or started. A Ray that was started here ends."""
+    """Disconnect from the Ray cluster that ``connect`` has joined or started. A Ray cluster that was started
+    here ends."""
     if _threads:
         with contextlib.suppress(RayLate):
             asked(ray.shutdown)

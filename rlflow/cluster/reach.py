@@ -1,4 +1,4 @@
-"""Check that a Ray is at an address, before Ray's own code connects this process to the address.
+"""Check that a Ray cluster is at an address, before Ray's own code connects this process to the address.
 
 If a different server is at the address, Ray's code waits for minutes. If a process of the Ray hangs, Ray's code
 can hold the interpreter's lock, and then ends the process that joins. A child process therefore joins first.
@@ -27,7 +27,7 @@ EVERY = 2.0  # seconds between two checks of a joined controller
 GONE = 30.0
 SHOWN = 60  # maximum characters shown of another server's answer
 LOGGED = 300  # maximum characters shown of Ray's last line before it ended a process
-# The program of the child that joins a Ray. It prints Ray's error, if any.
+# The program of the child that joins a Ray cluster. It prints Ray's error, if any.
 JOIN = """
 import os, sys, ray
 try:
@@ -41,7 +41,7 @@ os._exit(0)
 def check_speaks(address: str, seconds: float) -> str:
     """Check that the server at ``address`` may be Ray's controller. Return its HOST:PORT.
 
-    Returns an empty text if the address has no host and port. Raises OSError if nothing answers within
+    Returns an empty string if the address has no host and port. Raises OSError if nothing answers within
     ``seconds``, or if the server is not Ray.
     """
     if address == "auto":
@@ -85,7 +85,7 @@ def check_greeting(answer: bytes | None, seconds: float) -> None:
 
 
 def check_joins(address: str, seconds: float, program: str = JOIN) -> None:
-    """Join the Ray at an address in a child process, which then ends.
+    """Join the Ray cluster at an address in a child process, which then ends.
 
     ``program``: the Python program of the child. Raises TimeoutError if the child has not joined within
     ``seconds``, and OSError if it cannot join.

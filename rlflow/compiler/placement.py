@@ -97,7 +97,7 @@ POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]{1,9})(?:@(?:(threads)|(gpu|cpu)s?=?(
 class Pools(str):
     """The parsed value of ``--pools``, such as ``train=4,rollout=2@gpu0.5``.
 
-    An empty text means a run without pools. Raises PlanError if the text cannot be parsed.
+    An empty string means a run without pools. Raises PlanError if the string cannot be parsed.
     """
 
     def __init__(self, text: str) -> None:

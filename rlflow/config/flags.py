@@ -354,7 +354,7 @@ def pools_of(values: Mapping[str, Any]) -> Any:
 
 
 def _check_texts(values: Mapping[str, Any]) -> None:
-    """Raise PlanError for a text with a NUL character, which file names and environment variables cannot
+    """Raise PlanError for a string with a NUL character, which file names and environment variables cannot
     contain.
     """
     for name, value in values.items():

@@ -63,7 +63,8 @@ def same_name(written: Any, pinned: Any) -> bool:
 def _replace(
     resolved: Resolved, name: str, value: Any, change: Callable[[Resolved, str], tuple[str, str]]
 ) -> None:
-    """Change a text or each of several texts. ``change`` returns the pinned text and the local text."""
+    """Change a string or each of several strings. ``change`` returns the pinned string and the local
+    string."""
     if isinstance(value, str):
         resolved.values[name], resolved.local[name] = change(resolved, value)
     elif isinstance(value, list | tuple):
@@ -105,7 +106,7 @@ def _evaluation_set(resolved: Resolved, text: str) -> tuple[str, str]:
     return pinned, pinned
 
 
-# flag → the function that resolves one of its texts
+# flag → the function that resolves one of its strings
 FLAGS: Mapping[str, Callable[[Resolved, str], tuple[str, str]]] = {
     "model": _model,
     "reward": _reward,

@@ -79,11 +79,11 @@ class Options:
     backend: str = "local"  # trainer and generator of every role: local, null, or a dotted module
     # NAME=RANKS,…: pools of Ray workers; NAME=RANKS@threads: ranks are threads; default: one process
     pools: Pools | None = None
-    # a running Ray to join: auto or HOST:PORT; default: --pools starts one on this machine
+    # a running Ray cluster to join: auto or HOST:PORT; default: --pools starts one on this machine
     ray_address: str | None = None
     # network interface of ranks on several machines, by name or as 10.0.0.0/8; default: the route to Ray
     interface: str | None = None
-    # accept a Ray without a token, and addresses that the internet may reach
+    # accept a Ray cluster without a token, and addresses that the internet may reach
     insecure: bool = False
     # seconds of silence after which a worker is killed; 0: only watch for deaths
     heartbeat: Annotated[float, Ge(0)] = 15.0

@@ -41,7 +41,7 @@ def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number(value: Any) -> Any:
-    """Return the int, float or bool that a text contains, or else the text.
+    """Return the int, float or bool that a string contains, or else the string.
 
     Other values are returned unchanged.
     """

@@ -24,7 +24,7 @@ from rlflow.errors import PlanError, listed
 from rlflow.processes.children import Child
 from rlflow.processes.sandbox import limits
 
-SECONDS = 10.0  # processor time for a call; real templates take less than a thousandth of it
+SECONDS = 10.0  # CPU time for a call; real templates take less than a thousandth of it
 SECONDS_EACH = 0.05  # additional seconds for each conversation of a call
 # After this many stopped calls, every further call fails at once, because a caller may try each record in
 # search of faulty ones.
@@ -227,7 +227,7 @@ class ChatTemplate:
     def _running(self) -> Child:
         """Return the rendering process, and start it if it is not running.
 
-        The process gets a minimal environment. It has its own session, so that ctrl-C does not reach it.
+        The process gets a minimal environment. It has its own session, so that Ctrl-C does not reach it.
         """
         if self._process is not None and self._process.poll() is None:
             return self._process
@@ -248,7 +248,7 @@ class ChatTemplate:
         self._process = None
 
     def _died(self, request: Mapping[str, Any]) -> str:
-        """Return a text that says how the rendering process ended."""
+        """Return a string that says how the rendering process ended."""
         process = self._process
         assert process is not None
         self._end()

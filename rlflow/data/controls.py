@@ -32,13 +32,11 @@ class StandIns:
     texts: Mapping[str, str] = field(default_factory=dict)  # character → text
 
     def within(self, text: str) -> bool:
-        """Whether a text contains a placeholder, even if a template wrote the placeholder as a JSON
-        escape.
-        """
+        """Return whether a string contains a placeholder, as a character or as its JSON escape."""
         return bool(self.texts) and self._pattern.search(text) is not None
 
     def resolved(self, text: str) -> str:
-        """Replace each placeholder in a text with the text of its control token."""
+        """Replace each placeholder in a string with the text of its control token."""
         return self._pattern.sub(lambda found: self._written[found[0]], text) if self.texts else text
 
     @cached_property
@@ -77,7 +75,7 @@ class Controls:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Regular expression that finds control tokens in a text.
+        """Regular expression that finds control tokens in a string.
 
         If several match at one place, the longest counts.
         """
@@ -121,7 +119,7 @@ class Controls:
         return rows
 
     def _pieces(self, text: str, hidden: StandIns, encode: Encode) -> Iterator[list[int]]:
-        """Yield the ids of a text, piece by piece.
+        """Yield the ids of a string, piece by piece.
 
         Only control tokens that the template wrote become control tokens.
         """
@@ -138,7 +136,7 @@ class Controls:
             yield encode([stretch])[0]
 
     def _divided(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Split a text at its control tokens, and yield (part, whether it is a control token).
+        """Split a string at its control tokens, and yield (part, whether it is a control token).
 
         A control token's part includes the white space that the token absorbs.
         """
@@ -155,7 +153,7 @@ class Controls:
             yield text[at:], False
 
     def _plain(self, text: str) -> list[int]:
-        """Return the ids of a text in ordinary tokens only.
+        """Return the ids of a string in ordinary tokens only.
 
         Raises PlanError if the tokenizer has no ordinary tokens for the text.
         """
@@ -173,7 +171,7 @@ class Controls:
 
     @cached_property
     def _without(self) -> Callable[[str], list[int]]:
-        """Return a function that encodes a text as if the tokenizer had no control tokens."""
+        """Return a function that encodes a string as if the tokenizer had no control tokens."""
         if not self.tokenizer.is_fast:
             return lambda text: list(
                 self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -243,7 +241,7 @@ def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
 
 
 def _within(part: Any) -> Any:
-    """Return a part of a tokenizer's JSON, changed so that no space is added at the beginning of a text."""
+    """Return a part of a tokenizer's JSON, changed so that no space is added at the beginning of a string."""
     if isinstance(part, dict):
         changed = {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else {}
         return {

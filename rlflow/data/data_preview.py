@@ -36,7 +36,7 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class Text:
-    """A text decoded from token ids, as a model reads it."""
+    """A string decoded from token ids, as a model reads it."""
 
     text: str
     ids: tuple[int, ...]

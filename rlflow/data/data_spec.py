@@ -99,7 +99,7 @@ def _name(path: str) -> str:
 
 
 def _split_weight(text: str) -> tuple[str, Fraction | None]:
-    """Split a text such as ``file.jsonl:2`` into (text without the weight, weight).
+    """Split a string such as ``file.jsonl:2`` into (text without the weight, weight).
 
     The weight is None if not given.
     """

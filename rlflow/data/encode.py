@@ -113,7 +113,7 @@ class Encoder(Protocol):
         """Return the text of each prompt as the model reads it. Messages go through the chat template."""
 
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
-        """Return the token ids of each prompt. A prompt is a text, or messages for the chat template."""
+        """Return the token ids of each prompt. A prompt is a string, or messages for the chat template."""
 
     def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
         """Return the token ids of follow-up prompts, which contain text from models or environments.
@@ -143,7 +143,7 @@ class Encoder(Protocol):
     ) -> list[list[int]]:
         """Return the token ids to append after sampled ids, for the next turn of each row.
 
-        ``texts``: each row's next turn, as a text or messages. ``sampled``: the ids that the model has
+        ``texts``: each row's next turn, as a string or messages. ``sampled``: the ids that the model has
         sampled for each row. ``controls``: True to encode the text of a control token in a turn as that
         control token.
         """
@@ -302,8 +302,8 @@ class TokenizerEncoder:
     def _first(self) -> list[int]:
         """The tokens that the tokenizer puts before any text, such as BOS.
 
-        Tokens that the tokenizer puts after a text are not included, since they would end the text before the
-        response.
+        Tokens that the tokenizer puts after a string are not included, since they would end the string before
+        the response.
         """
         (bare,), (whole,) = self._encode(["a"]), self._encode(["a"], True)
         return whole[: next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)]

@@ -230,7 +230,7 @@ def _after_reply(template: ChatTemplate) -> tuple[str | None, str | None]:
     """Return the text that the template writes after a reply, as (before a user turn, at the conversation's
     end).
 
-    A text is None if the template refuses the conversation.
+    Each of the two is None if the template refuses the conversation.
     """
     texts: list[str | None] = []
     for more, prompting in (([{"role": "user", "content": QUESTION}], True), ([], False)):

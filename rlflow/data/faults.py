@@ -231,7 +231,7 @@ class _Checker:
         )
 
     def _which(self, record: Record, number: int) -> str:
-        """Return "record … of …: " for messages about a record without a place; else an empty text."""
+        """Return "record … of …: " for messages about a record without a place; else an empty string."""
         return "" if record.place else f"record {number + 1} of {self.name}: "
 
 
@@ -260,7 +260,7 @@ def _cause_summary(cause: Cause, of_cause: Sequence[Fault]) -> str:
 
 
 def places_of(places: Iterable[Place | None]) -> str:
-    """Return the first PLACES places as " (…)"; an empty text if no record has a place."""
+    """Return the first PLACES places as " (…)"; an empty string if no record has a place."""
     known = [str(place) for place in places if place]
     ellipsis = ", …" if len(known) > PLACES else ""
     return f" ({', '.join(_short(known[:PLACES]))}{ellipsis})" if known else ""

@@ -239,7 +239,7 @@ def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
 
 
 def _decoded(value: Any, raw: Raw) -> Any:
-    """Return the value that a text of a CSV file encodes as JSON; any other value unchanged."""
+    """Return the value that a string from a CSV file encodes as JSON; any other value unchanged."""
     if raw.text and isinstance(value, str) and value.lstrip().startswith("["):
         with contextlib.suppress(ValueError):
             return json.loads(value)
@@ -275,7 +275,7 @@ def _dense(value: Any) -> Any:
 
 
 def _response(raw: Raw, name: str, prompted: bool) -> Response:
-    """Return the response in a field: a text, or messages.
+    """Return the response in a field: a string, or messages.
 
     If the prompt has a field of its own (``prompted``) and the messages begin with the assistant, all
     messages are the response. Otherwise the response is the assistant's last message.
@@ -323,7 +323,8 @@ def _declared(raw: Raw, name: str, kind: Kind) -> Any:
 
 
 def _number(text: Any, family: str) -> Any:
-    """Return the number or bool that a text of a CSV file names; the text itself if it names none."""
+    """Return the number or bool that a string from a CSV file represents; the string itself if it represents
+    none."""
     try:
         return {"true": True, "false": False}[text.strip().lower()] if family == "bool" else json.loads(text)
     except (ValueError, KeyError, AttributeError):

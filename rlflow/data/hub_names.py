@@ -18,7 +18,7 @@ MODEL = re.compile(rf"{REPOSITORY}(?:@(?P<revision>[\w./-]+))?")
 DATA = re.compile(
     rf"{REPOSITORY}(?:@(?P<revision>refs/[\w/-]+|[\w.-]+))?(?::(?P<config>[\w.-]+))?(?:/(?P<split>[\w.-]+))?"
 )
-# A text with one of these suffixes names a file of this machine, even if the file is missing.
+# A string with one of these suffixes names a file of this machine, even if the file is missing.
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt", ".arrow", ".py", ".toml", ".gz", ".zip")
 SNAPSHOT = re.compile(r"(?P<kind>models|datasets)--(?P<repository>.+)/snapshots/(?P<commit>[0-9a-f]{40})")
 SHOWN = 12  # digits of a commit in messages
@@ -80,7 +80,7 @@ def hub_data(text: str) -> HubName | None:
 
 
 def local_instead(text: str) -> bool:
-    """Return True if a text has the form of a Hub name but is a path that exists here."""
+    """Return True if a string has the form of a Hub name but is a path that exists here."""
     form = MODEL.fullmatch(text) or DATA.fullmatch(text)
     return form is not None and not text.endswith(SUFFIXES) and os.path.exists(text)
 

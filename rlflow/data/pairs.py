@@ -59,7 +59,7 @@ def _ids(data: Dataset, responses: Sequence[tuple[Record, Response]]) -> list[li
 
 
 def told(data: Dataset, equal: Sequence[Record]) -> str:
-    """Return a line that reports pairs with equal responses; an empty text if there are none."""
+    """Return a line that reports pairs with equal responses; an empty string if there are none."""
     where = places_of([record.place for record in equal])
     return (
         f"{len(equal)} of {len(data)} pairs have the same ids in both responses and teach nothing{where}"

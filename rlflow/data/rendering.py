@@ -2,10 +2,10 @@
 
 A template is a program by the model's author. This program runs as a script and imports nothing of rlflow
 except the sandbox in `rlflow.processes.sandbox`. Each line of standard input is a JSON object with
-``template``, ``variables``, ``seconds`` of processor time, and ``conversations``: a list of (messages,
-maximum characters of their text). The program answers each conversation with a line: ``{"text": …}``,
-``{"error": …}`` if the template refuses it, or ``{"limit": …}`` if it exceeds a limit. If the request takes
-longer than ``seconds``, the kernel kills the process.
+``template``, ``variables``, ``seconds`` of CPU time, and ``conversations``: a list of (messages, maximum
+characters of their text). The program answers each conversation with a line: ``{"text": …}``, ``{"error":
+…}`` if the template refuses it, or ``{"limit": …}`` if it exceeds a limit. If the request takes longer than
+``seconds``, the kernel kills the process.
 
 Templates get the same Jinja sandbox, filters and functions as in transformers 5, so that they render the same
 text.

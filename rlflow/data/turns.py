@@ -25,7 +25,7 @@ def joined(turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
 def answered(
     encoder: Encoder, exchanges: Sequence[tuple[str | list[Message], str | Sequence[Message]]]
 ) -> list[list[Turn]]:
-    """Return the encoded turns of each response. A response that is a text is a single turn.
+    """Return the encoded turns of each response. A response that is a string is a single turn.
 
     ``exchanges``: pairs of (formatted prompt, response). Raises PlanError if a response cannot be encoded.
     """

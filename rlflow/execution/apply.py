@@ -204,7 +204,7 @@ def _text(name: str, kind: Kind, value: Any, rows: int) -> Data:
 
 
 def _string(name: str, row: int, item: Any) -> str:
-    """Return a text unchanged, or messages packed into one string. Raises ValueError for anything else."""
+    """Return a string unchanged, or messages packed into one string. Raises ValueError for anything else."""
     if isinstance(item, str):
         return item
     if is_messages(item):

@@ -63,7 +63,7 @@ def check_range(name: str, number: float, signature: Signature | None) -> None:
 
 
 def _unfit(type_: Any, number: float) -> str:
-    """Return the allowed range as text if the number is out of range, otherwise an empty text."""
+    """Return the allowed range as text if the number is out of range, otherwise an empty string."""
     if not math.isfinite(number):
         return "a finite number"
     try:

@@ -27,8 +27,8 @@ from rlflow.rewards.environments.environment_pool import Answer, EnvironmentPool
 from rlflow.training.protocols import Sampling
 
 REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, if the rows have them
-# Characters to encode for each token of the limit. If a text is longer, only its beginning is encoded, which
-# gives enough tokens.
+# Characters to encode for each token of the limit. If a string is longer, only its beginning is encoded,
+# which gives enough tokens.
 CHARACTERS = 16
 TRIES = 3  # attempts to shorten a message to the allowed number of tokens
 
@@ -42,7 +42,7 @@ class Speech:
 
     # token ids of texts after sampled ids
     speak: Callable[[Sequence[EnvironmentText], Sequence[Sequence[int]]], list[list[int]]]
-    encode: Callable[[str], list[int]]  # token ids of a text by itself
+    encode: Callable[[str], list[int]]  # token ids of a string by itself
     decode: Callable[[Sequence[Sequence[int]]], list[str]]
     # tool calls in sampled ids
     calls: Callable[[Sequence[Sequence[int]]], list[list[ToolCall]]] = lambda rows: [[] for _ in rows]
@@ -353,7 +353,7 @@ class Episodes:
     ) -> list[tuple[list[int], bool]]:
         """Return the token ids of each environment message, and whether it was cut to ``bounds.says``.
 
-        A text is cut at its end. Of several messages, the last one is shortened.
+        A string is cut at its end. Of several messages, the last one is shortened.
         """
         most = self.pool.spec.bounds.says
         heads = [cut_to(text, most * CHARACTERS) for text in texts]

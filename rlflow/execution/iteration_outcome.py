@@ -66,7 +66,7 @@ class Sampled:
 def sampler_of_records(graph: Graph, recorded: Collection[Column]) -> str:
     """Return the role that sampled the recorded completions, if several roles sample.
 
-    Returns an empty text if only one role samples, or if the completions come from several roles.
+    Returns an empty string if only one role samples, or if the completions come from several roles.
     """
     makers = [sampler_of(graph.nodes[column.node]) for column in recorded if column.name == "completion"]
     if len(makers) != 1 or len(makers[0]) != 1:

@@ -70,7 +70,7 @@ class Condition:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a value as a number if it is a number or a text that contains one; else None."""
+    """Return a value as a number if it is a number or a string that contains one; else None."""
     if is_number(value):
         return float(value)
     try:

@@ -302,7 +302,7 @@ def torch_line(torch: dict[str, Any]) -> str:
 
 
 def gpus(torch: dict[str, Any]) -> str:
-    """Return a text about the GPUs of the machine. ``torch``: the result of `torch_facts`."""
+    """Return a string that describes the machine's GPUs. ``torch``: the result of `torch_facts`."""
     names = [f"{name}, {size / GIB:.0f} GiB" for name, size in torch.get("gpus", [])]
     if names:
         return "; ".join(names)
@@ -311,8 +311,8 @@ def gpus(torch: dict[str, Any]) -> str:
 
 
 def cores() -> str:
-    """Return a text with the number of cores that this process may use, given its affinity and
-    control group.
+    """Return a string with the number of cores that this process may use, given its affinity and control
+    group.
     """
     usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
     quota = _control("cpu.max").split()
@@ -323,7 +323,7 @@ def cores() -> str:
 
 
 def memory() -> str:
-    """Return a text with the machine's memory, and with the control group's limit if there is one."""
+    """Return a string with the machine's memory, and with the control group's limit if there is one."""
     machine = psutil.virtual_memory()
     limit = _control("memory.max").strip()
     share = f", limited to {int(limit) / GIB:.1f} GiB" if limit.isdigit() else ""

@@ -39,7 +39,7 @@ class MLflow:
         self._rows: list[Mapping[str, Any]] = []
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Create the run in MLflow with its settings, and return a text that says where to find it."""
+        """Create the run in MLflow with its settings, and return a string that says where to find it."""
         address = os.environ.get("MLFLOW_TRACKING_URI") or self._file_store(run)
         self._client = self._module.MlflowClient(tracking_uri=address)
         self._id = self._client.create_run(self._experiment(run.flow), run_name=run.folder.name).info.run_id

@@ -69,7 +69,7 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def shown(words: Any) -> str:
-    """Format a text, or chat messages, as one line."""
+    """Format a string, or chat messages, as one line."""
     if isinstance(words, list):
         words = " ".join(
             f"[{each.get('role')}] {each.get('content')}" for each in words if isinstance(each, dict)
@@ -407,7 +407,7 @@ def files(folder: Path) -> RenderableType:
 
 
 def plain(text: str) -> Text:
-    """Return a text without markup.
+    """Return a string without markup.
 
     Control characters are escaped, so that they cannot control the terminal.
     """

@@ -33,7 +33,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Open the run's event file, and return a text that says where to find it."""
+        """Open the run's event file, and return a string that says where to find it."""
         folder = run.folder / "tensorboard"
         self._writer = self._module.SummaryWriter(str(folder), flush_secs=10)
         self._writer.add_text(
@@ -84,7 +84,7 @@ class Tracker(Protocol):
     """
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Start tracking a run, and return a text that says where to find it."""
+        """Start tracking a run, and return a string that says where to find it."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step. All values are finite."""

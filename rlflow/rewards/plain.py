@@ -113,7 +113,7 @@ def readable(task: str, answer: str, entry: Mapping[str, Any]) -> str:
     """Return the text that a reasoning-gym scorer gets in place of a model's answer.
 
     If the answer is plain, or if the scorer does not evaluate code, this is the answer itself. If another
-    answer equals the correct answer in ``entry``, it is the correct answer. Otherwise it is a text that
+    answer equals the correct answer in ``entry``, it is the correct answer. Otherwise it is a string that
     cannot be parsed, which gets the score of a meaningless answer.
     """
     plain = EVALUATING.get(str(entry["metadata"]["source_dataset"]) if task == COMPOSITE else task)

@@ -3,9 +3,9 @@
 If a row hangs or crashes its process, only that row's score is lost. Another process scores the remaining
 rows.
 
-Starting a process takes more processor time than most rewards need for a batch. The pool therefore starts
-with one process, and adds processes when rows have to wait. It grows up to the number of cores. It grows
-further only if its processes mostly wait, for example for a judge model on another machine.
+Starting a process takes more CPU time than most rewards need for a batch. The pool therefore starts with one
+process, and adds processes when rows have to wait. It grows up to the number of cores. It grows further only
+if its processes mostly wait, for example for a judge model on another machine.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class RewardPool(WorkerPool[_Chunk]):
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._remotes: dict[str, RemoteReward] = {}  # URL → connection to the server
         self._waited = 0.0
-        # At the last growth: processor seconds used by the processes, and the time.
+        # At the last growth: CPU seconds used by the processes, and the time.
         self._counted = (0.0, 0.0)
 
     def score(
@@ -309,7 +309,7 @@ def _has(slot: Slot[_Chunk], scorer: ScorerSpec) -> bool:
 
 
 def computed(processes: Sequence[int]) -> float:
-    """Return the processor seconds used by processes, plus the seconds that they waited for a free core.
+    """Return the CPU seconds used by processes, plus the seconds that they waited for a free core.
 
     Waiting for a core counts so that, on a busy machine, a computing process does not look idle. Only Linux
     reports this waiting time; elsewhere it counts as 0.

@@ -57,7 +57,7 @@ class RewardSpec:
 
 
 def parse_reward(written: str) -> RewardSpec:
-    """Return the reward that a text such as ``file.py:function:0.5`` names.
+    """Return the reward that a string such as ``file.py:function:0.5`` names.
 
     A function's file is read, but not imported. Raises PlanError if the text does not name a reward.
     """
@@ -140,7 +140,7 @@ def wanted(specs: Iterable[RewardSpec]) -> Wanted:
 def weights(rewards: Iterable[str]) -> tuple[float, ...]:
     """Return the weight of each reward, given as the user's text.
 
-    Raises PlanError for a text that does not name a reward.
+    Raises PlanError for a string that does not name a reward.
     """
     return tuple(parse_reward(reward).weight for reward in rewards)
 
@@ -186,7 +186,7 @@ def _package_module(module: str, path: str) -> str:
 
 
 def _split_weight(text: str) -> tuple[str, float]:
-    """Split a text such as ``math:0.5`` into (text without the weight, weight).
+    """Split a string such as ``math:0.5`` into (text without the weight, weight).
 
     The weight is 1 if none is given.
     """
@@ -209,7 +209,7 @@ def _split_weight(text: str) -> tuple[str, float]:
 
 
 def _split_source(text: str) -> tuple[str, str]:
-    """Split a text such as ``math@source`` into (text without the source, source). The source may be empty.
+    """Split a string such as ``math@source`` into (text without the source, source). The source may be empty.
 
     In an existing path, and before a commit, an @ does not separate a source.
     """

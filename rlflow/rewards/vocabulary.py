@@ -33,7 +33,7 @@ def check_same(reward: Path, model: Path) -> None:
 
 
 def _ids(file: Path) -> tuple[Any, Any]:
-    """Return (vocabulary, added tokens) from a tokenizer.json. The two determine the ids for a text."""
+    """Return (vocabulary, added tokens) from a tokenizer.json. The two determine the ids for a string."""
     content = json.loads(file.read_text("utf-8"))
     added = {token["id"]: token["content"] for token in content.get("added_tokens") or ()}
     return (content.get("model") or {}).get("vocab") or {}, added

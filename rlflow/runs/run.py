@@ -36,7 +36,7 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
 
     Keywords are the flags of `rlflow run`. A role's settings are a dict under the role's name, and the flow's
     own settings may be a dict too. A reward may be a function if a file defines it. ``quiet``: print no
-    progress. Raises FlowError, PlanError, StageError, and Interrupted after ctrl-C.
+    progress. Raises FlowError, PlanError, StageError, and Interrupted after Ctrl-C.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(flow, hp, flat(keywords))

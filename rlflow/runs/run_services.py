@@ -36,8 +36,8 @@ def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
 def gpu_shares(declared: Sequence[Service], options: Options) -> tuple[Gpus, Sequence[str]]:
     """Return the GPUs of a run's services, and the GPUs left for the run.
 
-    Raises PlanError if there are too few GPUs, or if the run joins a running Ray, because Ray assigns GPUs
-    itself.
+    Raises PlanError if there are too few GPUs, or if the run joins a running Ray cluster, because Ray assigns
+    GPUs itself.
     """
     wanting = [each.name for each in declared if each.gpus]
     if not wanting:
@@ -73,9 +73,9 @@ def services_of(
 ) -> Services:
     """Return the services of a run, not started yet.
 
-    ``joined``: whether the run joins a running Ray. ``folder``: a path on the filesystem of the run's folder.
-    Until the run's folder exists, services write their output next to this path. If ``folder`` is None, they
-    write to a temporary folder, which is removed at the end.
+    ``joined``: whether the run joins a running Ray cluster. ``folder``: a path on the filesystem of the run's
+    folder. Until the run's folder exists, services write their output next to this path. If ``folder`` is
+    None, they write to a temporary folder, which is removed at the end.
     """
     if joined and any(not each.external for each in declared):
         note(

@@ -136,7 +136,7 @@ def _continue(
             reader.close()
             writer.close()
             _close(context, records, loop, run_folder)
-        finally:  # ctrl-C may interrupt this too, and the terminal must be restored
+        finally:  # Ctrl-C may interrupt this too, and the terminal must be restored
             reporter.close(ended, error)  # type: ignore[arg-type]
 
 

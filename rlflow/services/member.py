@@ -47,7 +47,7 @@ class Member:
                 self.starts += 1
 
     def wait_until_serving(self) -> str:
-        """Wait until the process serves. Return an empty text, or the reason why it does not serve."""
+        """Wait until the process serves. Return an empty string, or the reason why it does not serve."""
         process = self.process
         assert process is not None
         limit, why = process.began + self.recipe.wait, ""
@@ -130,7 +130,7 @@ class Member:
     def _wait_for_failure(self) -> str:
         """Wait until the process ends. If it neither answers nor computes for too long, kill it.
 
-        Returns a text that says what happened; empty if the service was closed.
+        Returns a string that says what happened; empty if the service was closed.
         """
         process = self.process
         assert process is not None
@@ -159,8 +159,8 @@ class Silence:
     ) -> None:
         """Start to measure.
 
-        ``most``: how many seconds of silence are allowed. ``worked``: a function that returns the processor
-        seconds that the process has used so far. ``clock``: a function that returns the time in seconds.
+        ``most``: how many seconds of silence are allowed. ``worked``: a function that returns the CPU seconds
+        that the process has used so far. ``clock``: a function that returns the time in seconds.
         """
         self._most, self._worked, self._clock = most, worked, clock
         self._idle, self._looked, self._used = 0.0, clock(), worked()

@@ -16,7 +16,7 @@ from rlflow.processes.clients.http import HttpClient
 def unhealthy(url: str, path: str, seconds: float) -> str:
     """Return why a service does not serve now; empty if it serves.
 
-    ``url``: the service's URL. ``path``: its health path, or an empty text. ``seconds``: time limit for the
+    ``url``: the service's URL. ``path``: its health path, or an empty string. ``seconds``: time limit for the
     check.
     """
     try:

@@ -20,7 +20,7 @@ class Recipe:
     name: str  # name of the service
     command: Sequence[str]
     url: str  # the URL at which the process must listen
-    health: str  # the health path of the service, or an empty text
+    health: str  # the health path of the service, or an empty string
     # most seconds until the process serves; later, most seconds for which it may be silent and idle
     wait: float
     delay: float  # seconds for which the process keeps running after a successful run

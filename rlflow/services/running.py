@@ -217,7 +217,7 @@ def _unready(member: Member) -> Problem | None:
 
 
 def _sign(url: str, health: str) -> str:
-    """Return a text that says by what answer rlflow knows that a service serves."""
+    """Return a string that says by what answer rlflow knows that a service serves."""
     return f"status 200 from {url}{health}" if health else f"a connection at {url}"
 
 
@@ -235,7 +235,7 @@ def _external_problems(services: Iterable[Service]) -> Iterator[Problem]:
 
 
 def _wait_for_external(service: Service) -> str:
-    """Wait until a service serves. Return an empty text, or why it does not serve within its ``wait``."""
+    """Wait until a service serves. Return an empty string, or why it does not serve within its ``wait``."""
     limit, turn = time.monotonic() + service.wait, threading.Event()
     while why := unhealthy(service.run.rstrip("/"), service.health, PROBE):
         if time.monotonic() > limit:

@@ -91,7 +91,7 @@ class ServiceProcess:
         self.child.end()
 
     def worked(self) -> float:
-        """Return the processor seconds that the process and its children have used; 0 if it has ended."""
+        """Return the CPU seconds that the process and its children have used; 0 if it has ended."""
         total = 0.0
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.pid)
@@ -142,7 +142,7 @@ def environment(variables: Mapping[str, str], run: str, mark: str) -> dict[str, 
 
 
 def ending(code: int) -> str:
-    """Return a text that says how a process ended.
+    """Return a string that says how a process ended.
 
     ``code``: its exit code, or the negative number of the signal that ended it.
     """

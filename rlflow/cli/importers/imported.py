@@ -54,7 +54,7 @@ class Keys:
     def wrong(self, key: str, value: Any) -> str:
         """Return the expected form of a key's value if ``value`` is invalid.
 
-        Returns an empty text for a valid value, and for keys that rlflow ignores.
+        Returns an empty string for a valid value, and for keys that rlflow ignores.
         """
         if self.lists(key) == ["meaningless"]:
             return ""

@@ -16,7 +16,7 @@ NAMED = re.compile(r"\$(?:\{(\w{1,100})(?::-([^}]{0,1000}))?\}|(\w{1,100}))")
 CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 LONGEST = 1 << 16  # most characters of a script without its comments; shlex needs seconds for longer scripts
 ROOM = 1 << 20  # most characters of all substituted variables together
-DIGITS = 64  # most characters of a text that is read as a number
+DIGITS = 64  # most characters of a string that is read as a number
 
 
 def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None:
@@ -105,7 +105,7 @@ class Variables:
         self.name, self.values, self.left = name, {"HOME": os.path.expanduser("~")}, ROOM
 
     def placed(self, text: str) -> str:
-        """Substitute the known variables in a text, and the defaults of unknown variables.
+        """Substitute the known variables in a string, and the defaults of unknown variables.
 
         Raises PlanError if the substitutions become too long.
         """
@@ -154,9 +154,9 @@ def once(pairs: Iterable[tuple[str, Any]], name: str) -> dict[str, Any]:
 
 
 def value(text: Any) -> Any:
-    """Parse a text as a number, true, false, None, or a list of these in brackets.
+    """Parse a string as a number, true, false, None, or a list of these in brackets.
 
-    Any other text is returned unchanged, as is a value that is not a text.
+    Any other string is returned unchanged, as is a value that is not a string.
     """
     if not isinstance(text, str):
         return text

@@ -392,7 +392,7 @@ LINKED = re.compile(r"\$\{(?:oc\.select:\s*)?([\w.]+)(?:\s*,\s*([^{}]*))?\}")
 def read(text: str, name: str) -> dict[str, Any]:
     """Return the settings in a script or YAML file, by key. ``name``: the file's name.
 
-    Raises PlanError for a text without settings.
+    Raises PlanError for a string without settings.
     """
     if name.endswith((".yaml", ".yml")):
         texts = script.once(_leaves(tree.read(text, name)), name)

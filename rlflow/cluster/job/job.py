@@ -44,7 +44,7 @@ class Job:
 
     name: str
     env: Mapping[str, str] = field(default_factory=dict)  # environment variables of every rank
-    # a running Ray to join, auto or HOST:PORT; None starts a Ray on this machine
+    # a running Ray cluster to join, auto or HOST:PORT; None starts a Ray cluster on this machine
     address: str | None = None
     seconds: float = 600.0  # time limit to make the objects of all ranks
     heartbeat: float = 15.0  # seconds without a heartbeat after which a rank is killed; 0: never

@@ -172,10 +172,10 @@ class Started:
 def start(
     options: JobOptions, roles: Mapping[str, RoleStart], layouts: Sequence[Layout], over: ExitStack
 ) -> Started:
-    """Start or join a Ray, place the roles, and start their processes. Return the started job.
+    """Start or join a Ray cluster, place the roles, and start their processes. Return the started job.
 
     The processes make their objects after this. ``over``: a stack that gets the callbacks that end the
-    processes and the Ray. Raises PlanError if there is no room.
+    processes and the Ray cluster. Raises PlanError if there is no room.
     """
     if options.address is None:
         check_room(layouts, [this_machine(layouts)])
@@ -213,7 +213,8 @@ def _processors(layouts: Sequence[Layout]) -> int:
 
 
 def this_machine(layouts: Sequence[Layout]) -> dict[str, float]:
-    """Return the resources for a Ray on this machine: the machine's GPUs, and enough CPUs for the job.
+    """Return the resources for a Ray cluster on this machine: the machine's GPUs, and enough CPUs for the
+    job.
 
     The number of CPUs may be larger than the machine's, because processes can share processor cores.
     """

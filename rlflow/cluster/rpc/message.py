@@ -74,7 +74,7 @@ class Call(NamedTuple):
     row_messages: Sequence[InlineMessage] = ()
 
     def __str__(self) -> str:
-        """Return a text that describes the call as an activity of the worker."""
+        """Return a string that describes the call as an activity of the worker."""
         of = self.arguments.get("function") or self.arguments.get("role")
         return f"{self.op}{f' of {of}' if of else ''} in iteration {self.iteration}"
 

@@ -174,7 +174,7 @@ def _container(target: LaunchTarget, service: Service, port: int, urls: dict[str
 
 
 def literal(text: str) -> str:
-    """Return a text escaped so that Kubernetes passes it to a container unchanged.
+    """Return a string escaped so that Kubernetes passes it to a container unchanged.
 
     Without the escape, Kubernetes would replace ``$(NAME)`` with the value of a variable, which may be a
     secret.

@@ -57,5 +57,5 @@ def _environment(secrets: list[str]) -> list[str]:
 
 
 def _joins(target: LaunchTarget) -> bool:
-    """Return whether the run's command already joins the Ray, or needs no Ray."""
+    """Return whether the run's command already joins the Ray cluster, or needs no Ray."""
     return target.apart or "ray_address" in target.flags or not target.on_ray

@@ -119,7 +119,7 @@ def _within(condition: str, failure: str) -> list[str]:
 
 
 def _ray_waits(target: LaunchTarget) -> list[str]:
-    """Return shell lines that wait until all machines have joined Ray.
+    """Return shell lines that wait until all machines have joined the Ray cluster.
 
     Without the wait, the run may find too few machines and be refused.
     """

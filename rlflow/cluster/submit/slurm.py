@@ -38,7 +38,7 @@ if [ "$again" = yes ] && [ "$code" -eq 130 ]; then
 fi
 exit "$code"
 """
-# Jobs may share a node, so each has its own port. $0 is the address of the Ray.
+# Jobs may share a node, so each has its own port. $0 is the address of the Ray cluster.
 JOINS = """\
 until {start} --address="$0" --block; do
   if [ $SECONDS -ge {seconds} ]; then echo "no Ray to join within {seconds} s" >&2; exit 1; fi

@@ -106,9 +106,9 @@ class LaunchTarget:
 
         ``urls``: service → its URL, which may contain variables that the shell expands. The run waits for
         these services and does not start them. ``file``: path of the algorithm; None: the path that the user
-        typed. ``started``: whether the run itself starts its services. ``ray``: the address of the Ray that
-        several machines join, quoted for a shell. ``name``: the run's name, quoted for a shell; None: the
-        name of the launch, and only if the run has storage.
+        typed. ``started``: whether the run itself starts its services. ``ray``: the address of the Ray
+        cluster that several machines join, quoted for a shell. ``name``: the run's name, quoted for a shell;
+        None: the name of the launch, and only if the run has storage.
         """
         known = {service.name: service.run for service in self.services if service.external} | dict(urls)
         values = {flag: value if started else in_place(value, known) for flag, value in self.flags.items()}

@@ -140,7 +140,7 @@ def _raised(node: Node, stage: Stage, error: BaseException, kinds: Mapping[str, 
     """Return the problem of a stage that raised ``error`` on synthetic rows.
 
     The problem is only a note if arbitrary values probably caused the exception: if the stage itself raises
-    it, or if the stage fails on a text.
+    it, or if the stage fails on a string.
     """
     last = traceback.extract_tb(error.__traceback__)[-1]
     refuses = linecache.getline(last.filename, last.lineno or 0).strip().startswith(

@@ -88,7 +88,7 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
 def joint_losses(node: Node) -> str:
     """Return the objective of an update with several losses as text.
 
-    Returns an empty text for any other node. The text has each loss with its factor, its average, and the
+    Returns an empty string for any other node. The string has each loss with its factor, its average, and the
     column that selects its rows: ``policy (tokens) + 0.1 likelihood (tokens, where right)``.
     """
     settings = node.settings

@@ -51,7 +51,7 @@ def _scores(plan: Plan, source: Node) -> Iterator[Node]:
 
 
 def _why_unsplit(plan: Plan, source: Node, node: Node) -> str:
-    """Return why ``node`` must get all rows of ``source`` at once; an empty text if it can get chunks."""
+    """Return why ``node`` must get all rows of ``source`` at once; an empty string if it can get chunks."""
     streaming, role = plan.streaming, node.role or ""
     models = any(use.name == role and (use.trained or not use.rewards) for use in plan.graph.roles)
     if streaming.chunks < 2:

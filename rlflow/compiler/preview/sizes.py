@@ -13,7 +13,7 @@ from rlflow.compiler.graph.model import Column, Graph, Input, Node
 from rlflow.compiler.placement import SIZES, TYPICAL
 
 LETTERS = 4  # bytes of text per token
-OTHER_TEXT = 32  # bytes of a text that is neither prompt nor completion, such as an answer
+OTHER_TEXT = 32  # bytes of a string that is neither prompt nor completion, such as an answer
 
 
 @dataclass(frozen=True)

@@ -378,7 +378,8 @@ def _column_problems(
 
 
 def _no_number(column: SymbolicColumn, recorded: RecordedGraph) -> str:
-    """Return an empty text if the column is one number for all ranks. Otherwise, return its kind as text."""
+    """Return an empty string if the column is one number for all ranks. Otherwise, return its kind as
+    text."""
     assert column.source is not None
     kind = column.source.kind
     if kind is None or kind.level is not Level.SCALAR or kind.family == "bool":

@@ -1,4 +1,4 @@
-"""Findings on a run: a text for each rule whose conditions the run meets, the most important first."""
+"""Findings on a run: a message for each rule whose conditions the run meets, the most important first."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _finding(rule: Rule, run: Evidence, values: Mapping[str, float | None]) -> F
 
 
 def _filled(text: str, values: Mapping[str, float]) -> str:
-    """Fill the values of measures into a text. ``values``: the known measures by name.
+    """Fill the values of measures into a message. ``values``: the known measures by name.
 
     If a value is unknown, the part in brackets that contains it is omitted.
     """

@@ -41,7 +41,7 @@ def _read(path: str) -> tuple[float, float, float]:
 
 @cache
 def _machine() -> str:
-    """Return a text that identifies this machine and its last boot."""
+    """Return a string that identifies this machine and its last boot."""
     return boot() or os.uname().nodename
 
 

@@ -207,7 +207,7 @@ class Watchdog:
         """Prepare a child that a stage has forked. The child calls this.
 
         The watchdog is told about the child, because the child's environment may lack the process tag. The
-        child ignores ctrl-C, and ends at other signals that ask a run to stop.
+        child ignores Ctrl-C, and ends at other signals that ask a run to stop.
         """
         self._send(_line({"fork": os.getpid()}))
         signal.set_wakeup_fd(-1)

@@ -20,7 +20,7 @@ from rlflow.processes.watchdog import process_tag
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HEAVY = "torch"  # once this module is loaded, the process has threads, which a forked child would not have
 CLOSE_SECONDS = 15.0  # after the run has ended, time for the watchdog to end the remaining processes
-SEEN_SECONDS = 0.2  # time for the run to report that it has received a ctrl-C itself
+SEEN_SECONDS = 0.2  # time for the run to report that it has received a Ctrl-C itself
 VANISHED = 1  # exit code of the launcher if a run exits with 0 without having reported its end
 # Kinds of messages: a SIGINT was received; the code of a run that exits; the code for a run that was killed.
 SEEN, DONE, VERDICT = b"i", b"d", b"v"
@@ -147,8 +147,8 @@ class Launcher:
     def _received_too(self, info: signal.struct_siginfo) -> bool:
         """Return whether the child has received this signal too, so that it must not be forwarded.
 
-        A terminal sends ctrl-C to both processes, and other programs may send a signal to both. Only ctrl-C
-        needs this check, because a second ctrl-C has a stronger effect than the first.
+        A terminal sends Ctrl-C to both processes, and other programs may send a signal to both. Only Ctrl-C
+        needs this check, because a second Ctrl-C has a stronger effect than the first.
         """
         if info.si_signo != signal.SIGINT:
             return False

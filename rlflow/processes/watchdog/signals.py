@@ -1,6 +1,6 @@
-"""Signals that ask a run to stop: ctrl-C, preemption and a closed terminal.
+"""Signals that ask a run to stop: Ctrl-C, preemption and a closed terminal.
 
-After the first signal, the run stops at a point from which it can be resumed. A second ctrl-C ends it at
+After the first signal, the run stops at a point from which it can be resumed. A second Ctrl-C ends it at
 once.
 """
 
@@ -21,7 +21,7 @@ ASKING = launcher.PASSED_ON  # the launcher passes on the signals that ask the r
 class StopSignals:
     """Context manager that turns the first signal to stop into a call of ``ask``.
 
-    Inside it, the first SIGINT, SIGTERM or SIGHUP calls ``ask``; a later ctrl-C raises KeyboardInterrupt. It
+    Inside it, the first SIGINT, SIGTERM or SIGHUP calls ``ask``; a later Ctrl-C raises KeyboardInterrupt. It
     has no effect outside the main thread, because Python handles signals only there. ``wakeup``: a file
     descriptor that gets the number of each signal, even while C code holds the interpreter's lock; -1: none.
     """

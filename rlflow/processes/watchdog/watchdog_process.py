@@ -7,7 +7,7 @@
   run's private folders.
 
 ``beside.py`` starts this file and sends it messages. The file uses only the standard library, so that it
-starts within milliseconds. Time in which the watched process is stopped (SIGSTOP, ctrl-Z), or in which the
+starts within milliseconds. Time in which the watched process is stopped (SIGSTOP, Ctrl-Z), or in which the
 watchdog cannot run, does not count.
 """
 
@@ -116,8 +116,8 @@ class WatchdogProcess:
     def receive_signals(self, numbers: bytes) -> None:
         """Handle the numbers of signals that the watched process has received.
 
-        Only the first request to stop and a later ctrl-C count. If two ctrl-C arrive at the same time, they
-        count as one, because one ctrl-C can arrive in two ways.
+        Only the first request to stop and a later Ctrl-C count. If two Ctrl-C arrive at the same time, they
+        count as one, because one Ctrl-C can arrive in two ways.
         """
         for number in numbers:
             again = number == signal.SIGINT and self.stop_requests and self.stop_requests[-1] > 2 * TICK
@@ -260,7 +260,7 @@ class WatchdogProcess:
         say(f"{why}\n{advice}")
 
     def _advice(self) -> str:
-        """Return a text that names the run's last checkpoint and the command to continue."""
+        """Return a string that names the run's last checkpoint and the command to continue."""
         assert self.run is not None
         checkpoints = []
         with contextlib.suppress(OSError):
@@ -326,7 +326,7 @@ def _signal_name(number: int) -> str:
 
 
 def say(text: str) -> None:
-    """Write a text to the run's terminal, and show the cursor, which a live view may have hidden.
+    """Write a string to the run's terminal, and show the cursor, which a live view may have hidden.
 
     Errors are ignored, because the terminal may be closed.
     """

@@ -136,7 +136,7 @@ def run_request(request: Code, where: str | None = None) -> dict[str, Any]:
 
 
 def unsupported(request: Code) -> str:
-    """Return why a request is not supported; an empty text if it is supported."""
+    """Return why a request is not supported; an empty string if it is supported."""
     if request.language not in LANGUAGES:
         return f"language: found {request.language!a}, expected one of {listed(LANGUAGES)}"
     for name, text in (("code", request.code), ("stdin", request.stdin or "")):

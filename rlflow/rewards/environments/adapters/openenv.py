@@ -81,7 +81,7 @@ class OpenEnvSession:
         return result
 
     def _read(self, observation: dict[str, Any]) -> Any:
-        """Return the part of an observation that the model reads, as a text or a message."""
+        """Return the part of an observation that the model reads, as a string or a message."""
         texts = [
             value for name, value in observation.items() if isinstance(value, str) and name != "metadata"
         ]
