@@ -27,7 +27,7 @@ def close_60(completion: str, answer: str) -> float:
 
 
 def number(*parts: str) -> float:
-    """Return a number from 0 to 1, computed as a hash of the texts."""
+    """Return a number from 0 to 1, computed as a hash of the strings."""
     return zlib.crc32("\n".join(parts).encode()) / 2**32
 
 

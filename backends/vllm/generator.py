@@ -211,7 +211,7 @@ class Generator:
         )
 
     def _limit(self) -> tuple[str, str]:
-        """Return two texts for a message: what limits the length of a row, and a remedy in addition to
+        """Return two strings for a message: what limits the length of a row, and a remedy in addition to
         shorter rows."""
         if self.positions is not None and self.engine.longest >= self.positions:
             return f"the positions of the model in {self.spec.folder}", ""

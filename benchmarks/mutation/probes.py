@@ -109,10 +109,9 @@ def probed(source: str, here: dict[int, Mutant]) -> str:
 
 
 def _around(begin: int, end: int, number: int) -> list[tuple[int, int, str]]:
-    """Return the texts to insert around an expression, as (position, rank, text).
-
-    At one position, a lower rank comes first: closing texts, then probes of statements, then probes of
-    expressions, longer expressions before shorter ones.
+    """Return the strings to insert around an expression, as (position, rank, string). At one position, a
+    lower rank comes first: closing strings, then probes of statements, then probes of expressions, longer
+    expressions before shorter ones.
     """
     return [(begin, 1_000_000_000 - end, f"({CALL.format(number)} or ("), (end, 0, "))")]
 

@@ -102,7 +102,7 @@ def heads(rows: Sequence[SeedRow], goal: Goal) -> tuple[str, ...]:
 
 
 def texts(row: SeedRow, goal: Goal, among: Sequence[SeedRow]) -> tuple[str, ...]:
-    """Return one row of the table of seeds as texts. ``among``: all rows, which determine the columns."""
+    """Return one row of the table of seeds as strings. ``among``: all rows, which determine the columns."""
     metrics = [metric for metric in shown_metrics(goal) if any(metric in each.values for each in among)]
     ends = [
         " → ".join(value_text(metric, value) for value in row.values[metric]) if metric in row.values else ""

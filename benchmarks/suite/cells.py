@@ -67,7 +67,7 @@ class Compiled:
 def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
     """Compile and plan every cell, without starting any.
 
-    Raises one PlanError with the problems of all cells. Each message names its cell.
+    Raises one PlanError that lists the problems with all cells. Each message names its cell.
     """
     compiled, problems = [], []
     for cell in suite.cells:
@@ -170,7 +170,7 @@ def plan_of(cell: Cell, shape: Shape) -> tuple[dict[str, Any], int]:
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings as texts, sorted by name."""
+    """Return settings as strings, sorted by name."""
     return {name: repr(value) for name, value in sorted(values.items())}
 
 

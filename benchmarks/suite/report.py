@@ -38,7 +38,7 @@ HEADS = (
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
-    """Return a cell's row of the table as texts."""
+    """Return a cell's row of the table as strings."""
     failed = f"failed: {len(row.failed)}" if row.failed else ""
     return (
         row.name,
@@ -79,7 +79,7 @@ class Learned:
     curves: Sequence[CurveRow] = ()
 
     def tables(self, suite: Suite) -> Iterator[Lines]:
-        """Yield the table of seeds and the table of learning curves as texts.
+        """Yield the table of seeds and the table of learning curves as strings.
 
         A table without rows is skipped.
         """
@@ -93,7 +93,7 @@ class Learned:
 
 
 def tables(suite: Suite, rows: Sequence[Row], learned: Learned) -> Iterator[Lines]:
-    """Yield all tables of the page as texts, the table of cells first.
+    """Yield all tables of the page as strings, the table of cells first.
 
     Columns without any value are dropped.
     """

@@ -19,7 +19,7 @@ LIMITS: dict[str, Any] = {"Ge": Ge, "Gt": Gt, "Le": Le, "Lt": Lt}
 def annotated(annotation: ast.expr) -> Any:
     """Return the type of a parsed annotation.
 
-    Supports numbers, texts, paths, None, unions, ``Literal`` and ranges. Returns Any for other annotations.
+    Supports numbers, strings, paths, None, unions, ``Literal`` and ranges. Returns Any for other annotations.
     """
     match annotation:
         case ast.Name(id=name) if name in PLAIN:

@@ -142,11 +142,9 @@ def specification(loss: Loss | Sequence[Loss]) -> Mapping[str, Setting]:
 def joined(
     what: str, losses: Sequence[Loss], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[Loss, list[Problem]]:
-    """Return the joint loss of an `update` call, and the problems of the call.
-
-    A problem is reported if the losses clash, or if ``scale``, ``mean`` or ``where`` does not have exactly
-    one value for each loss. A wrong value is then replaced with its default. ``what`` names the call in
-    messages.
+    """Return the joint loss of an `update` call, and the problems with the call. A problem is reported if the
+    losses clash, or if ``scale``, ``mean`` or ``where`` does not have exactly one value for each loss. A
+    wrong value is then replaced with its default. ``what`` names the call in messages.
     """
     problems, count = list(_clashes(what, losses, place)), len(losses)
     sound = {}

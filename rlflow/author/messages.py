@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 # prefix of messages in written strings; the character separates records in ASCII
 MARK = "\x1emessages\x1e"
 UNSOUND = re.compile("[\ud800-\udfff\0]")
-# names of the counts of changes to a model's text: characters replaced with U+FFFD, and texts that were cut
+# names of the counts of changes to a model's text: characters replaced with U+FFFD, and strings that were cut
 CHANGES = ("replaced", "cut")
 PLAIN = {"role", "content"}  # keys of a message that has a role and a text only
 

@@ -130,7 +130,7 @@ def bind(
 def checked(
     what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Return settings with which tracing can continue, and the problems of the given settings.
+    """Return settings with which tracing can continue, and the problems with the given settings.
 
     A missing or bad value is replaced with the setting's default, or with 1 if the setting has no default.
     The value of an unknown setting is used for the setting that was probably meant. ``what`` names the call

@@ -158,7 +158,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "turns": ("env.turns",),
     "max_turns": ("env.turns",),
 }
-TEXTS = {  # texts of a row, which rewards read
+TEXTS = {  # a row's strings, which rewards read
     **dict.fromkeys(
         ("solution_str", "response", "responses", "completions", "output", "outputs", "generation"),
         "completion",

@@ -87,7 +87,7 @@ def gpu() -> str:
 
 
 def exchange_texts(store: Any, rank: int, ranks: int, text: str) -> list[str]:
-    """Exchange one text per rank through a torch store. Return the texts of all ranks, in rank order."""
+    """Exchange one string per rank through a torch store. Return the strings of all ranks, in rank order."""
     store.set(f"rlflow/{rank}", text)
     return [store.get(f"rlflow/{other}").decode() for other in range(ranks)]
 

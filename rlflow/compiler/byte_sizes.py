@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FLOAT = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-# matrices whose names contain one of these texts get no adapter
+# matrices whose names contain one of these strings get no adapter
 NO_LINEAR = ("embed", "wte", "wpe", "lm_head", "score", "norm")
 GROWTH = 1.5  # buffers of a key-value cache can be up to 1.5 times as large as their content
 ALIASES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"}

@@ -31,7 +31,7 @@ ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.poo
 
 
 def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
-    """Parse ``--name value`` and ``--name=value``, and return the texts by name.
+    """Parse ``--name value`` and ``--name=value``, and return the values as strings, by name.
 
     A switch without a value is True. A flag that is given several times is a tuple. Raises PlanError for an
     invalid flag.

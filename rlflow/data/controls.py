@@ -27,7 +27,7 @@ Encode = Callable[[Sequence[str]], list[list[int]]]
 
 @dataclass(frozen=True)
 class StandIns:
-    """Placeholder characters that stand for the texts of control tokens."""
+    """Placeholder characters that stand for control tokens."""
 
     texts: Mapping[str, str] = field(default_factory=dict)  # character → text
 
@@ -82,9 +82,9 @@ class Controls:
         return re.compile("|".join(map(re.escape, sorted(self.ids, key=len, reverse=True))) or r"(?!)")
 
     def hidden(self, content: Sequence[Any], others: Iterable[str] = ()) -> tuple[list[Any], StandIns]:
-        """Replace each control token in texts or messages with a placeholder.
+        """Replace each control token in strings or messages with a placeholder.
 
-        Returns (the changed content, the placeholders). ``others``: other texts that a template writes; no
+        Returns (the changed content, the placeholders). ``others``: other strings that a template writes; no
         placeholder occurs in them.
         """
         texts = [*_texts(list(content))]
@@ -224,7 +224,7 @@ def _vocabulary(state: dict[str, Any]) -> dict[str, int]:
 
 
 def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
-    """Return a tokenizer's JSON, changed so that the added tokens ``ids`` are not recognised in texts.
+    """Return a tokenizer's JSON, changed so that the added tokens ``ids`` are not recognised in strings.
 
     All other tokens keep their ids.
     """
@@ -251,7 +251,7 @@ def _within(part: Any) -> Any:
 
 
 def _texts(content: Any) -> Iterator[str]:
-    """Yield all texts in a nested value, including keys of mappings."""
+    """Yield all strings in a nested value, including keys of mappings."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, Mapping | list | tuple):

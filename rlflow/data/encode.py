@@ -273,8 +273,8 @@ class TokenizerEncoder:
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
         """Return the token ids of each prompt.
 
-        If the tokenizer begins texts with a token such as BOS, it is added to plain text that lacks it. A
-        chat template writes this token itself. Raises PlanError if a prompt cannot be encoded.
+        If the tokenizer begins strings with a token such as BOS, this token is added to plain text that lacks
+        it. A chat template writes this token itself. Raises PlanError if a prompt cannot be encoded.
         """
         return self._with_first(wordings, self._encode(self.worded(wordings)))
 

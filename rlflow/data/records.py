@@ -35,7 +35,7 @@ class Raw:
     number: int = 0  # the record's number among all records, from 0; unreadable lines count too
     # True if the record comes from Arrow, which adds None for missing keys of nested values.
     filled: bool = False
-    text: bool = False  # True if all values are texts, as in CSV
+    text: bool = False  # True if all values are strings, as in CSV
 
 
 Items = Iterator[Raw | Problem]

@@ -211,7 +211,8 @@ def _read(
 
 
 def _records(raw: Sequence[Raw], mapping: Mapped, problems: list[Problem]) -> list[Record]:
-    """Return the records of the file's records, and append the problems of those that do not fit."""
+    """Convert the file's raw records, and return those that fit. Append to ``problems`` what is wrong with
+    the others."""
     usable: list[Record] = []
     for item in raw:
         try:

@@ -1,4 +1,4 @@
-"""Read the rows of CSV and TSV files. All values are texts."""
+"""Read the rows of CSV and TSV files. All values are strings."""
 
 from __future__ import annotations
 

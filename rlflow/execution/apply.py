@@ -26,7 +26,7 @@ from rlflow.processes.user_frames import own_lines
 
 # rlflow's own folder; a line in it is never reported as the user's line
 _ROOT = str(Path(__file__).parents[1])
-# parts of PyTorch error texts, also in errors from workers
+# parts of PyTorch error messages, also in errors from workers
 NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator: can't allocate memory")
 LESS_MEMORY = (
     "remedy: process fewer tokens at once with --ROLE.micro_tokens (trainer) and --ROLE.batch_tokens (generator); "

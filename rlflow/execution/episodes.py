@@ -40,7 +40,7 @@ EnvironmentText = str | list[Message]
 class Speech:
     """The functions that encode environment messages and decode sampled tokens, for the model of one role."""
 
-    # token ids of texts after sampled ids
+    # token ids of strings after sampled ids
     speak: Callable[[Sequence[EnvironmentText], Sequence[Sequence[int]]], list[list[int]]]
     encode: Callable[[str], list[int]]  # token ids of a string by itself
     decode: Callable[[Sequence[Sequence[int]]], list[str]]

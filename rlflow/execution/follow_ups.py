@@ -37,12 +37,12 @@ def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]], bare: bool = Fals
 class Asking:
     """The functions that encode follow-up prompts and decode tokens with the tokenizers of given roles."""
 
-    encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes  # token ids of texts
+    encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes  # token ids of strings
     # token ids of a next user turn after sampled ids
     follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
     # token ids of an environment message after sampled ids; a plain text is appended unchanged
     speak: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
-    # (roles, token ids, bare): texts; ``bare`` drops special tokens
+    # (roles, token ids, bare): strings; ``bare`` drops special tokens
     decode: Callable[..., list[str]] = text_of_bytes
     # tool calls in token ids, as ``rlflow.author.messages.ToolCall``
     calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [

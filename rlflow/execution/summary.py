@@ -75,7 +75,7 @@ def _plain(value: Any) -> str | float | None:
 
 
 def broken_rows(records: Mapping[str, Batch]) -> list[str]:
-    """Return the rows with a non-finite value in a watched column, as texts ``position.sample``."""
+    """Return the rows with a non-finite value in a watched column, as strings ``position.sample``."""
     names: dict[str, None] = {}
     for name in WATCHED:
         if name in records:

@@ -131,7 +131,7 @@ def chosen(runs: Sequence[ListedRun], where: Sequence[Condition], sort: str) -> 
 
 
 def _order(value: Any) -> tuple[int, float, str]:
-    """Return a sort key that orders missing values before texts, and texts before numbers."""
+    """Return a sort key that orders missing values before strings, and strings before numbers."""
     number = as_number(value)
     return (
         (2, number, "") if number is not None else (0, 0.0, "") if value is None else (1, 0.0, as_text(value))

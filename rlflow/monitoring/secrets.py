@@ -140,7 +140,7 @@ def remember(mapping: Mapping[str, Any]) -> None:
 def masked(text: str) -> str:
     """Return the text with secrets masked.
 
-    Secrets are values of secret environment variables, remembered values, texts with the shape of a secret,
+    Secrets are values of secret environment variables, remembered values, strings with the shape of a secret,
     passwords in URLs, and values after a name that indicates a secret.
     """
     return _masked(text, _values())

@@ -47,7 +47,7 @@ def _decoded(body: bytes, extension: Callable[[int, bytes], Any]) -> Any:
 
 
 def _extension(value: object) -> msgpack.ExtType:
-    """Return a record for msgpack, with its texts cut to the bounds."""
+    """Return a record for msgpack, with its strings cut to the bounds."""
     if not isinstance(value, RemoteFailure):
         raise TypeError(f"a message contains {type(value).__name__}")
     parts = astuple(replace(value, notes=value.notes[-NOTES:]))

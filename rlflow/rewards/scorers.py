@@ -41,7 +41,7 @@ def build(kind: str, settings: Mapping[str, Any]) -> Score:
 
 
 def match(extract: bool = False) -> Score:
-    """Return the scorer ``exact``, which compares texts.
+    """Return the scorer ``exact``, which compares strings.
 
     ``extract``: whether the scorer also returns the answer found in the response, for majority votes.
     """
@@ -161,7 +161,7 @@ def math(extract: bool = False) -> Score:
 def _expression_text(claim: Sequence[Any]) -> str:
     """Return the expression found in a response as text; "" if there is none or it cannot be printed.
 
-    Equal expressions give equal texts.
+    Equal expressions give equal strings.
     """
     for each in claim:
         with contextlib.suppress(Exception):  # raised for example for a number with too many digits

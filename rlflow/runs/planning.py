@@ -92,7 +92,7 @@ def _unfit(
 
 
 def _lone_stages(graph: Graph, sides: Mapping[tuple[str, str], Parallel]) -> Iterator[Problem]:
-    """Problems of stages that compute with a model on rank 0 alone, if rank 0 has only a part of the weights."""
+    """Problems with stages that run a model on rank 0 alone, if rank 0 has only a part of the weights."""
     for node in used_nodes(graph):
         if (
             node.op is Op.STAGE
@@ -113,7 +113,7 @@ def _lone_stages(graph: Graph, sides: Mapping[tuple[str, str], Parallel]) -> Ite
 
 
 def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem]:
-    """Problems of stages with which the ranks of a role could get different weights.
+    """Problems with stages that could give the ranks of a role different weights.
 
     Such a stage may change the role's weights on one rank only, or on each rank from different rows.
     """
@@ -224,7 +224,7 @@ def place_roles(
 def problems_before_backends(
     graph: Graph, options: Options, values: Callable[[str], Mapping[str, Any]]
 ) -> Iterator[Problem]:
-    """Yield the problems of a configuration that can be found before a backend is loaded.
+    """Yield the problems with a configuration that can be found before a backend is loaded.
 
     These are too many rows, invalid pools, and a staleness that the pools do not allow. ``values``: a
     function that returns the flags of a role.
@@ -320,7 +320,7 @@ def thread_problems(placement: Placement, roles: Roles, options: Options) -> Ite
 
 
 def pool_problems(options: Options) -> Iterator[Problem]:
-    """Yield problems of pools that do not depend on backends.
+    """Yield the problems with pools that do not depend on backends.
 
     These are pools that divide a kind of device that the run does not use, and flags that do not work if
     ranks are threads.

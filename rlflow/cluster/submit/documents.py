@@ -1,4 +1,4 @@
-"""YAML documents in a readable form, with multi-line texts as blocks and keys in their given order."""
+"""YAML documents in a readable form, with multi-line strings as blocks and keys in their given order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # the package has no types
-    """YAML dumper that writes multi-line texts as blocks."""
+    """YAML dumper that writes multi-line strings as blocks."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> Any:

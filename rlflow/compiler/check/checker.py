@@ -131,8 +131,8 @@ def check(
     """Return a report of all problems of a flow, errors first.
 
     ``hp``: the settings (None: the flow's own). ``with_variants``: also check the flow with each setting
-    changed alone. ``bound``: a function that yields the problems of rewards, environments and other objects
-    that flags bind to roles.
+    changed alone. ``bound``: a function that yields the problems with rewards, environments and other objects
+    bound to roles by flags.
     """
     problems: list[Problem] = []
     try:
@@ -182,7 +182,7 @@ def function_problems(traced: TraceResult) -> list[Problem]:
 def variant_problems(
     flow: Flow, hp: Any, options: TraceOptions | None, known: list[Problem]
 ) -> Iterator[Problem]:
-    """Yield the problems of missing columns that occur only if one setting has another value.
+    """Yield the missing-column problems that occur only if one setting has another value.
 
     Other problems of these variants are ignored, because the author probably does not mean to use the changed
     value.

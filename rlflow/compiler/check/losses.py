@@ -248,7 +248,7 @@ def _raised(node: Node, loss: Loss, trial: Trial) -> Problem:
 
 
 def _result_problem(node: Node, loss: Loss, result: Any, mean: Any) -> Problem | None:
-    """Return the problem of a loss's result; None if the result is valid.
+    """Return the problem with a loss's result; None if the result is valid.
 
     ``mean``: how the update averages the loss. A result without metrics is valid too.
     """

@@ -21,7 +21,7 @@ SIGNALS = ("completion", "answer", "finish", "prompt", "chosen", "turn_rewards",
 
 
 def reward_problems(program: Program) -> Iterator[Problem]:
-    """Yield the problems of rewards that no update learns from, and of flows without rewards.
+    """Yield the problems to report for rewards that no update learns from, and for a flow without rewards.
 
     The flow's losses must have no errors. It is an error if the scores of a reward do not reach an update. It
     is only a note if the author declared that they need not, or if the flow has no reward.
@@ -213,7 +213,7 @@ def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
 def _has_signal(graph: Graph) -> bool:
     """Return True if the updates learn from something other than the trained models.
 
-    This is a column of the data, a model that is not trained, or a stage that scores texts.
+    This is a column of the data, a model that is not trained, or a stage that scores strings.
     """
     trained = {use.name for use in graph.roles if use.trained}
     by_id: Mapping[int, Node] = {node.id: node for node in graph.nodes}

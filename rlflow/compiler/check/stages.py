@@ -1,8 +1,8 @@
 """Call each stage on synthetic rows before a run, and check its result or exception.
 
-A stage gets columns of the right kinds with arbitrary numbers and texts. Only mistakes that arbitrary values
-cannot explain are errors: unknown names, tensor operations with wrong shapes or dtypes, and results whose
-number, shape or dtype differ from the declaration.
+A stage gets columns of the right kinds with arbitrary numbers and strings. Only mistakes that arbitrary
+values cannot explain are errors: unknown names, tensor operations with wrong shapes or dtypes, and results
+whose number, shape or dtype differ from the declaration.
 
 Stages are not called if they have side effects, get a role's trainer, read a column of unknown kind, or have
 a dispatch mode that the author registered.
@@ -137,7 +137,7 @@ def _result_problems(node: Node, stage: Stage, result: Any) -> Iterator[Problem]
 
 
 def _raised(node: Node, stage: Stage, error: BaseException, kinds: Mapping[str, Kind]) -> Problem:
-    """Return the problem of a stage that raised ``error`` on synthetic rows.
+    """Return the problem to report for a stage that raised ``error`` on synthetic rows.
 
     The problem is only a note if arbitrary values probably caused the exception: if the stage itself raises
     it, or if the stage fails on a string.

@@ -19,7 +19,7 @@ UNDECIDED = "side effects that no seed reproduces (pure=False)"  # read by a sta
 
 
 def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
-    """Yield the problems of a flow whose rows may be sampled with older weights.
+    """Yield the problems with a flow whose rows may be sampled with older weights.
 
     Each loss must correct for older weights. Nodes that run ahead of training must not read what training
     changes.
@@ -68,7 +68,7 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
 
 
 def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -> Iterator[Problem]:
-    """Yield the problems of a `repeat` that runs ahead of training.
+    """Yield the problems with a `repeat` that runs ahead of training.
 
     Training changes weights and state while the `repeat` runs. In its body, only sampling may read trained
     weights, because the generator has its own copy. Nothing may read state.

@@ -1,4 +1,4 @@
-"""Find problems of a placement before a run starts."""
+"""Find problems with a placement before a run starts."""
 
 from __future__ import annotations
 
@@ -215,7 +215,8 @@ def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) 
 
 
 def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
-    """Yield the problems of ``--stream``: flows that cannot be streamed, and chunks without a benefit."""
+    """Yield the problems with using ``--stream``: flows that cannot be streamed, and chunks without a
+    benefit."""
     chunks = plan.streaming.chunks
     if chunks > 1 and staleness >= 1:
         yield Problem(

@@ -54,7 +54,7 @@ def _before_rest(flow: Flow) -> list[str]:
 
 
 def raised(flow: Flow, error: BaseException) -> Problem:
-    """Return the problem of an exception that was raised while the flow was traced.
+    """Return the problem to report for an exception that was raised while the flow was traced.
 
     Its place is the innermost line of the exception in the user's file.
     """

@@ -23,7 +23,8 @@ def missing(
     definition: Place | None,
     settings: Iterable[str],
 ) -> Problem:
-    """Return the problem of the call ``what``, which reads the column ``name`` that the batch does not have.
+    """Return the problem to report when the call ``what`` reads the column ``name``, which the batch does not
+    have.
 
     ``columns``: the columns of the batch. ``settings``: names of the flow's settings, for a hint if a setting
     was written as a positional parameter.
@@ -66,7 +67,8 @@ def missing(
 def no_environment(
     what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem of reading a column of episodes if the sampling role has no environment."""
+    """Return the problem to report when an episode column is read but the sampling role has no environment.
+    The caller has checked this, so the result is never None."""
     return Problem(
         "missing-column",
         f"{what} needs column '{name}', which exists only with an environment",
@@ -86,7 +88,8 @@ def reward_missing(
     definition: Place | None,
     fields: Sequence[str] = (),
 ) -> Problem:
-    """Return the problem of a reward function that reads the column ``name``, which the rows do not have.
+    """Return the problem to report when a reward function reads the column ``name``, which the rows do not
+    have.
 
     All parameters of a reward function name columns, also those after ``*``. ``fields``: the fields of the
     data's file.
@@ -129,7 +132,8 @@ def optional_absent(what: str, name: str, place: Place | None, definition: Place
 def wrong_kind(
     what: str, parameter: ColumnParameter, kind: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem of a parameter that reads a column of the kind ``kind``, but expects another kind."""
+    """Return the problem to report when a parameter reads a column of the kind ``kind``, but expects another
+    kind."""
     return Problem(
         "wrong-kind",
         f"{what} expects another kind of column '{parameter.name}'",
@@ -144,7 +148,8 @@ def wrong_kind(
 def table_kind(
     what: str, name: str, kind: Kind | None, table: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem of a standard column given as ``kind`` instead of its standard kind ``table``."""
+    """Return the problem to report when a standard column is given as ``kind`` instead of its standard kind
+    ``table``."""
     return Problem(
         "table-kind",
         f"{what} gives the standard column '{name}' another kind",
@@ -160,7 +165,7 @@ OF_THE_DATA = ("prompt", "prompt_tokens")  # columns that only the data give
 
 
 def gives_prompt(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem of a flow that gives the prompt column ``name`` itself.
+    """Return the problem to report when a flow itself gives the prompt column ``name``.
 
     Models would ignore the column and sample from the data's prompts.
     """
@@ -179,7 +184,7 @@ OF_THE_RUN = (*CLOCK, PROMPT_ID)  # columns that only the run gives
 
 
 def gives_run(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem of a flow that gives the column ``name``, which only the run may give.
+    """Return the problem to report when a flow gives the column ``name``, which only the run may give.
 
     Such a column is ``iteration``, for example.
     """
@@ -214,7 +219,8 @@ def own_column(what: str, name: str, place: Place | None, definition: Place | No
 def gives_count(
     what: str, names: Sequence[str], columns: Collection[str], place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem of a call whose ``gives=`` names more or fewer columns than the function gives."""
+    """Return the problem to report when a call's ``gives=`` names more or fewer columns than the function
+    gives."""
     return Problem(
         "gives-count",
         f"{what} gives {len(columns)} columns, not {len(set(names))}",
@@ -227,7 +233,7 @@ def gives_count(
 
 
 def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | None) -> Problem:
-    """Return the problem of merging two batches with unrelated rows.
+    """Return the problem to report when two batches with unrelated rows are merged.
 
     ``columns``: the merged columns. ``tokens``: the token columns among them.
     """
@@ -244,7 +250,8 @@ def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | Non
 
 
 def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -> Problem | None:
-    """Return the problem of joining columns of different kinds; None if the kinds are equal."""
+    """Return the problem to report when columns of different kinds are joined; None if the kinds are
+    equal."""
     known = {
         (Level.ROW if kind.level is Level.GROUP else kind.level, kind.family)
         for kind in kinds
@@ -263,7 +270,8 @@ def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -
 
 
 def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
-    """Return the problem of a merge that leaves some rows without a value, although the column has no NaN."""
+    """Return the problem to report when a merge leaves some rows without a value, although the column has no
+    NaN."""
     return Problem(
         "rows-lacking",
         f"column '{name}' has no value for rows that were not chosen, or for tokens without a follow-up "
@@ -276,7 +284,8 @@ def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
 
 
 def state_as_column(what: str, name: str, place: Place | None) -> Problem:
-    """Return the problem of reading a state scalar, ``iteration`` or ``progress`` as a column of a batch."""
+    """Return the problem to report when a state scalar, ``iteration`` or ``progress`` is read as a column of
+    a batch."""
     owner = "run" if name in CLOCK else "flow"
     return Problem(
         "state-as-column",
@@ -291,7 +300,8 @@ def state_as_column(what: str, name: str, place: Place | None) -> Problem:
 def state_rows(
     what: str, name: str, kind: Kind | None, state: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem of a stage that gives the state ``name`` as something other than one number."""
+    """Return the problem to report when a stage gives the state ``name`` as something other than one
+    number."""
     return Problem(
         "state-rows",
         f"{what} gives the state '{name}', but not as one number",

@@ -155,7 +155,7 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
 
 
 def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
-    """Return the initial values of the flow's state, and report problems of its declaration."""
+    """Return the initial values of the flow's state, and report problems with its declaration."""
     try:
         initial = {name: float(value) for name, value in (flow.state(hp) if flow.state else {}).items()}
     except (Exception, SystemExit) as error:

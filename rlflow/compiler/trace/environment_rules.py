@@ -23,7 +23,8 @@ def environment_missing(
     place: Place | None,
     fields: Sequence[str],
 ) -> Problem:
-    """Return the problem of an environment whose ``reset`` reads ``name``, which the prompts do not have.
+    """Return the problem to report when an environment's ``reset`` reads ``name``, which the prompts do not
+    have.
 
     ``columns``, ``fields``: the columns of the prompts, and the fields of the data's file.
     """
@@ -41,7 +42,8 @@ def environment_missing(
 
 
 def environment_kind(environment: EnvironmentSpec, name: str, kind: Kind, place: Place | None) -> Problem:
-    """Return the problem of an environment whose ``reset`` reads a column without one value per row."""
+    """Return the problem to report when an environment's ``reset`` reads a column without one value per
+    row."""
     return Problem(
         "wrong-kind",
         f"the environment {environment.name} reads column '{name}', which is not a row column",

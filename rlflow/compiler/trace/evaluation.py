@@ -119,7 +119,7 @@ def _no_body(flow: Flow) -> Problem:
 
 
 def _parameter_problems(flow: Flow, body: Flow) -> Iterator[Problem]:
-    """Yield the problems of the body's parameters.
+    """Yield the problems with the body's parameters.
 
     They must be the data, then roles of the flow by name, then the settings.
     """
@@ -158,9 +158,8 @@ def _no_batch(body: Flow, value: object) -> Problem:
 
 
 def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) -> Iterator[Problem]:
-    """Yield the problems of an evaluation.
-
-    It must give scores, must not update a role, and must not depend on anything but the weights.
+    """Yield the problems with an evaluation. It must give scores, must not update a role, and must not depend
+    on anything but the weights.
 
     Otherwise, evaluations at different iterations could not be compared.
     """
@@ -181,7 +180,7 @@ def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) 
 
 
 def _node_problems(graph: Graph, node: Node, body: Flow, state: set[str]) -> Iterator[Problem]:
-    """Yield problems of one call in an evaluation."""
+    """Yield the problems with one call in an evaluation."""
     own = node.name.removeprefix(PREFIX)
     if node.writes:
         yield Problem(

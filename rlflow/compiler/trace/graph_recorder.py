@@ -181,7 +181,7 @@ class GraphRecorder:
     def inputs(
         self, batch: SymbolicBatch, parameters: Iterable[ColumnParameter], what: str, definition: Place | None
     ) -> tuple[Input, ...]:
-        """Return the inputs of a call, one for each parameter, and report problems of the columns.
+        """Return the inputs of a call, one for each parameter, and report problems with the columns.
 
         A parameter without a column gets no input.
         """
@@ -272,7 +272,7 @@ class GraphRecorder:
         return merge(self.recorded.axes, axis, other.axis, kind is not None and kind.level is Level.GROUP)
 
     def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> list[Problem]:
-        """Return the problems of a merge: ``other`` has unrelated rows, or gives some rows no value.
+        """Return the problems with a merge: ``other`` has unrelated rows, or gives some rows no value.
 
         ``axis``: the axis of the rows that get the columns.
         """

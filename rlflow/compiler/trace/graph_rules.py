@@ -101,7 +101,8 @@ def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[
 
 
 def _biased(node: Node, cut: Node) -> Problem:
-    """Return the problem of a ratio between full log-probs and the log-probs that ``cut`` truncated."""
+    """Return the problem to report when ``node`` uses a ratio between full log-probs and log-probs that
+    ``cut`` truncated. ``cut``: a `generate` call."""
     return Problem(
         "truncated-ratio",
         f"'{node.name}' compares log-probs with sampled log-probs that {_truncates(cut)} renormalised",

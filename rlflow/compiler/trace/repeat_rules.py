@@ -34,7 +34,7 @@ def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterat
 
 
 def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem of the `repeat` body ``name``, which does not return the column ``keep``."""
+    """Return the problem to report when the `repeat` body ``name`` does not return the column ``keep``."""
     return Problem(
         "repeat-keep",
         f"the `repeat` body '{name}' does not return 'keep'",
@@ -48,7 +48,7 @@ def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: 
 
 
 def body_result(name: str, value: object, place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem of the `repeat` body ``name``, which returns something other than a batch."""
+    """Return the problem to report when the `repeat` body ``name`` returns something other than a batch."""
     return Problem(
         "repeat-result",
         f"the `repeat` body '{name}' does not return a batch",
@@ -61,7 +61,7 @@ def body_result(name: str, value: object, place: Place | None, definition: Place
 
 
 def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Problem:
-    """Return the problem of a stage that sets the state scalars ``names`` inside a `repeat` body."""
+    """Return the problem to report when a stage sets the state scalars ``names`` inside a `repeat` body."""
     return Problem(
         "repeat-state",
         f"{what} sets state inside a `repeat` body",
@@ -91,7 +91,7 @@ def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
 
 
 def repeat_prompts(columns: Sequence[str], place: Place | None) -> Problem:
-    """Return the problem of a `repeat` call on something other than the flow's own prompts.
+    """Return the problem to report when `repeat` is called on something other than the flow's own prompts.
 
     ``columns``: the columns that were added to the prompts.
     """

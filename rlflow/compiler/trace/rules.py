@@ -19,7 +19,7 @@ from rlflow.errors import Place, Problem, listed, nearest
 
 
 def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
-    """Return the problem of the call ``what``, which got ``value`` instead of a batch."""
+    """Return the problem to report when the call ``what`` gets ``value`` instead of a batch."""
     return Problem(
         "not-a-batch",
         f"{what} was called with something that is not a batch",
@@ -31,7 +31,8 @@ def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
 
 
 def leaked(place: Place | None) -> Problem:
-    """Return the problem of a batch that is used outside the flow or `repeat` body that made it."""
+    """Return the problem to report when a batch is used outside the flow or `repeat` body in which it was
+    made."""
     return Problem(
         "leaked-symbol",
         "a batch of another trace is used here: it was stored outside its flow, or passed into or out of "
@@ -44,7 +45,7 @@ def leaked(place: Place | None) -> Problem:
 
 
 def not_prompts(what: str, place: Place | None) -> Problem:
-    """Return the problem of a `generate` call on rows that are sampled rows instead of prompts."""
+    """Return the problem to report when `generate` is called on sampled rows instead of prompts."""
     return Problem(
         "not-prompts",
         f"{what} is called on rows that are already sampled",
@@ -65,7 +66,7 @@ def no_losses(loss: object) -> list[object]:
 
 
 def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
-    """Return the problem of an `update` call that got ``value`` instead of a loss."""
+    """Return the problem to report when an `update` call gets ``value`` instead of a loss."""
     return Problem(
         "not-a-loss",
         f"{what} needs a loss after the batch",
@@ -89,7 +90,7 @@ def until_kind(kind: Kind | None) -> Kind:
 
 
 def choose_groups(place: Place | None) -> Problem:
-    """Return the problem of calling `choose(…, per="group")` on rows without groups."""
+    """Return the problem to report when `choose(…, per="group")` is called on rows without groups."""
     return Problem(
         "no-groups",
         'choose with per="group" needs groups, but these rows have none',
@@ -103,7 +104,7 @@ def choose_groups(place: Place | None) -> Problem:
 def state_rules(
     stage: Stage, outputs: Sequence[Output], state: Iterable[str], place: Place | None
 ) -> Iterator[Problem]:
-    """Yield the problems of a stage that sets state. It must set one value for all ranks.
+    """Yield the problems with a stage that sets state. It must set one value for all ranks.
 
     ``state``: the names of the state scalars.
     """
@@ -121,7 +122,8 @@ def state_rules(
 
 
 def state_raised(flow: str, error: BaseException, place: Place | None) -> Problem:
-    """Return the problem of an exception in the function that returns the initial state of the flow."""
+    """Return the problem to report when the function that returns the flow's initial state raises an
+    exception."""
     return Problem(
         "flow-state",
         f"the initial state of flow '{flow}' cannot be computed: {type(error).__name__}: {error}",
@@ -133,7 +135,7 @@ def state_raised(flow: str, error: BaseException, place: Place | None) -> Proble
 
 
 def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Iterator[Problem]:
-    """Yield the problems of a stage with ``on=``.
+    """Yield the problems with a stage that has ``on=``.
 
     The flow must have this role, and the stage's first parameter must have the role's name.
     """
@@ -190,14 +192,14 @@ def length_rules(
 def stage_rules(
     stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: Place | None
 ) -> Iterator[Problem]:
-    """Yield the problems of a stage's dispatch mode, of the levels of its columns, and of its groups."""
+    """Yield the problems with a stage's dispatch mode, the levels of its columns, and its groups."""
     levels = {output.name: output.kind.level for output in outputs if output.kind}
     yield from _dispatch_rules(stage, levels, place)
     yield from _group_rules(stage, Level.GROUP in levels.values(), axis, place)
 
 
 def _dispatch_rules(stage: Stage, levels: Mapping[str, Level], place: Place | None) -> Iterator[Problem]:
-    """Yield problems of columns whose level does not fit the dispatch mode of their stage."""
+    """Yield the problems with columns whose level does not fit the dispatch mode of their stage."""
     what = f"stage '{stage.name}'"
     rowwise = [name for name, level in levels.items() if level is not Level.SCALAR]
     if stage.dispatch == ALL and rowwise:
@@ -235,7 +237,8 @@ def _dispatch_rules(stage: Stage, levels: Mapping[str, Level], place: Place | No
 
 
 def _group_rules(stage: Stage, gives_groups: bool, axis: RowAxis, place: Place | None) -> Iterator[Problem]:
-    """Yield the problem of a stage that works on groups, if its rows have no groups or too small ones."""
+    """Yield the problem to report when a stage works on groups but its rows have no groups or too small
+    ones."""
     what = f"stage '{stage.name}'"
     reads_groups = stage.rows == "group" or "group" in stage.signature.column_names
     if (reads_groups or gives_groups) and not axis.grouped:
@@ -274,7 +277,7 @@ def _group_rules(stage: Stage, gives_groups: bool, axis: RowAxis, place: Place |
 
 
 def thin_groups(what: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem of a function over groups if `choose` kept only some rows of the groups.
+    """Return the problem to report when a function works on groups of which `choose` kept only some rows.
 
     A group may then have a single row.
     """

@@ -353,7 +353,7 @@ def call_settings(
 def _column_problems(
     what: str, name: str, column: SymbolicColumn, takes: bool, recorded: RecordedGraph, place: Place | None
 ) -> Iterator[Problem]:
-    """Yield the problems of a setting that is a column. ``takes``: whether the setting may be a column."""
+    """Yield the problems with a setting that is a column. ``takes``: whether the setting may be a column."""
     argument = f'{name}=batch["{column.name}"]'
     if not takes:
         yield Problem(

@@ -67,7 +67,7 @@ def asking(
 
 
 class _Encoders:
-    """Encodes and decodes texts for roles, each with its own tokenizer. Methods are as in ``Asking``."""
+    """Encodes and decodes strings for roles, each with its own tokenizer. Methods are as in ``Asking``."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ def reply_problems(
     tokenizers that cannot encode text from an environment or an `ask`.
 
     ``default``: the folder whose tokenizer encodes the data. ``own``: the folder of each role that has its
-    own. ``specs``: environments by role. ``chat``: whether texts go through the chat template, if there is
+    own. ``specs``: environments by role. ``chat``: whether strings go through the chat template, if there is
     one. ``variables``: the variables of the template, in addition to messages.
     """
     folders = [default, *(own.get(role) for role in sampling_roles(graph))]

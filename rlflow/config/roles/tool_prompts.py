@@ -89,5 +89,6 @@ def template_problems(
 
 
 def _at(spec: EnvironmentSpec, error: PlanError) -> Iterator[Problem]:
-    """Yield the problems of an error. A problem without a place gets the place of the environment's class."""
+    """Yield the problems that an error lists. A problem without a place gets the place of the environment's
+    class."""
     yield from (replace(problem, place=problem.place or spec.place) for problem in error.problems)

@@ -35,7 +35,7 @@ def ended(code: str, folder: str, megabytes: int, seconds: float, stdin: str = "
 
     The code may read the folder's files. Returns the output and how the process ended. ``megabytes``: memory
     limit. ``seconds``: time after which the process is killed. ``stdin``: text for standard input. Raises
-    OSError if the process cannot be started, and UnicodeEncodeError for texts with lone surrogates.
+    OSError if the process cannot be started, and UnicodeEncodeError for strings with lone surrogates.
     """
     with (
         tempfile.NamedTemporaryFile(dir=Path(folder).parent) as source,

@@ -77,8 +77,8 @@ class Search:
         """Open the corpus.
 
         corpus: the file of passages. retriever: URL of a server to use instead of a file, such as
-        {search}/retrieve. topk: number of passages that a search returns. opens, closes: the texts before and
-        after the passages.
+        {search}/retrieve. topk: number of passages that a search returns. opens, closes: the strings before
+        and after the passages.
         """
         if (corpus is None) == (not retriever):
             raise ValueError("search needs either --env.corpus FILE or --env.retriever URL")
