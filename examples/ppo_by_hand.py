@@ -2,7 +2,7 @@
 train critic and actor in parallel; send the actor's weights to the sampler.
 
 The script does the same as ``algorithms/ppo.py``. If every role has one rank, it ends with the same
-parameters, bit for bit. In a flow, the scheduler decides the order of calls. Here, the script itself says
+parameters, bit for bit. In a flow, the scheduler determines the order of calls. Here, the script itself says
 which call waits for which. ``python examples/ppo_by_hand.py`` trains the packaged model.
 """
 

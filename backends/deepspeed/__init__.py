@@ -2,7 +2,7 @@
 the ranks of a pool.
 
 The backend has a Trainer and no Generator. Its own code finds where ZeRO keeps each part of a model.
-Everything else comes from the local backend, so both compute the same numbers from the same files.
+Everything else comes from the local backend, so both produce the same numbers from the same files.
 `rlflow.training` and `rlflow.cluster.sharding` divide minibatches over ranks.
 """
 

@@ -70,7 +70,7 @@ def config(stage: int, settings: TrainerSettings) -> dict[str, Any]:
         "allgather_bucket_size": elements,
         "overlap_comm": False,
     }
-    if stage == 3:  # weights, even small ones, are complete only while their layer computes
+    if stage == 3:  # weights, even small ones, are complete only while their layer runs
         zero |= {
             "stage3_param_persistence_threshold": 0,
             "stage3_max_reuse_distance": 0,

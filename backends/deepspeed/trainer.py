@@ -127,7 +127,7 @@ class Trainer(local.Trainer):
 
     @property
     def device(self) -> torch.device:
-        """The device on which this rank computes."""
+        """The device on which this rank runs its model."""
         return torch.device(self.spec.device)
 
     @classmethod
@@ -167,8 +167,8 @@ class Trainer(local.Trainer):
         return out
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """Return the result of ``forward``. No graph is kept, because a rank with a kept pass would compute
-        fewer passes than the other ranks."""
+        """Return the result of ``forward``. No graph is kept, because a rank with a kept pass would run fewer
+        passes than the other ranks."""
         return self.forward(batch, want)
 
     def backward(self, objective: Tensor) -> None:

@@ -199,9 +199,9 @@ class ShardedNetwork(Network):
 
 
 def load_sharded(spec: ModelSpec, settings: TrainerSettings, ranks: Ranks) -> ShardedNetwork:
-    """Load the model of a role with divided weights, and return its network. It computes the same as the
-    local backend's ``load_network``. No rank ever holds all weights, except if ``load_empty`` must load the
-    complete model."""
+    """Load the model of a role with divided weights, and return its network. The network gives the same
+    results as one from the local backend's ``load_network``. No rank ever holds all weights, except if
+    ``load_empty`` must load the complete model."""
     module, head = parts(spec, settings, load_empty)
     network = ShardedNetwork(module, spec.head, head, ranks)
     network.hold_rotary(spec.longest)

@@ -28,7 +28,7 @@ class Ranks:
     @staticmethod
     def of(device: str, tensor_parallel: int) -> Ranks:
         """Return the mesh over the ranks of torch's default group. With t = ``tensor_parallel``, the ranks
-        k·t to (k+1)·t - 1 compute the same rows together. Raises PlanError if t does not divide the number of
+        k·t to (k+1)·t - 1 process the same rows together. Raises PlanError if t does not divide the number of
         ranks."""
         ranks = dist.get_world_size()
         if ranks % tensor_parallel:

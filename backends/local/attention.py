@@ -85,7 +85,7 @@ def _positions(block: Block) -> Tensor:
 
 
 def over(blocks: tuple[Block, ...]) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which models compute the packed rows that ``blocks`` describe."""
+    """Return a context in which models process the packed rows that ``blocks`` describe."""
     return with_value(_PACKED, blocks)
 
 

@@ -122,7 +122,7 @@ _STEP: ContextVar[Branches | None] = ContextVar("step", default=None)
 
 
 def stepping(branches: Branches | None) -> AbstractContextManager[None]:
-    """Return a context in which a model computes one token for each row of ``branches``. With None, the
+    """Return a context in which a model processes one token of each row in ``branches``. With None, the
     context has no effect."""
     return with_value(_STEP, branches)
 

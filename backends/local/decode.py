@@ -155,7 +155,7 @@ class Rows:
         """Return rows that continue from these rows, which are prompts.
 
         of: int64 [rows] in host memory, ascending, the number of each new row's prompt. branch: True if the
-        model can compute rows that share one copy of their prompt (``can_branch``).
+        model can process rows that share one copy of their prompt (``can_branch``).
         """
         branches = (
             branched(self.cache, of, self.mask[:, : self.width] if self.mask is not None else None)

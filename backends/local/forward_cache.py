@@ -1,4 +1,4 @@
-"""Keep a forward pass and its autograd graph, so that the next update need not compute it again."""
+"""Keep a forward pass and its autograd graph, so that the next update need not run it again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lay out rows without padding: all tokens are in one sequence, and the common prefix of prompts is there
 only once.
 
-All layers except attention compute each token separately, so they compute exactly these tokens. Attention is
+All layers except attention process each token separately, so they process exactly these tokens. Attention is
 computed for each ``Block`` (attention.py).
 """
 

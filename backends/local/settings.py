@@ -31,7 +31,8 @@ class TrainerSettings:
     max_grad_norm: Annotated[float, Gt(0)] = 1.0  # longer gradients are cut to this length; inf never cuts
     # tokens per forward and backward; more is faster and takes more memory
     micro_tokens: Annotated[int, Ge(1)] = 16384
-    # on a CPU: no padding, and a common prefix of prompts is computed once; false computes each row by itself
+    # on a CPU: no padding, and a common prefix of prompts runs through the model once; false: each row by
+    # itself
     packed: bool = True
     # tokens whose logits exist at once; less saves memory; 0: as many as have 2^28 of them
     logit_tokens: Annotated[int, Ge(0)] = 0

@@ -40,7 +40,7 @@ from rlflow.training.protocols import Capabilities, ModelSpec
 from rlflow.training.schedule import Schedule
 from rlflow.training.weight_sync.shards import TensorViews, pieces_of
 
-# rows that an idle rank computes while others have micro-batches
+# rows that an idle rank runs while others have micro-batches
 ONE_TOKEN = Batch.of(prompt_tokens=[[0]], tokens=[[0]])
 QUANTITIES = {"logprobs": ("logprobs", "entropy"), "values": ("values",), "scores": ("scores",)}
 
@@ -164,7 +164,7 @@ class Trainer:
         return learned | self._rounding()
 
     def resize_passes(self, tokens: int) -> int:
-        """From now on, compute at most this many tokens in a pass. Returns the previous limit."""
+        """From now on, run at most this many tokens in a pass. Returns the previous limit."""
         before = self.settings.micro_tokens
         self.settings = replace(self.settings, micro_tokens=tokens)
         return before

@@ -25,6 +25,7 @@ class GeneratorSettings:
     max_num_seqs: Annotated[int, Ge(1)] = 256
     # true captures no CUDA graphs: quicker to start, slower to sample; a CPU never does
     enforce_eager: bool = False
-    # true computes a prompt once for its samples in a call, and also a common prefix of prompts
+    # true: a prompt runs through the model once for its samples in a call, and so does a common prefix of
+    # prompts
     prefix_caching: bool = True
     sleep_mode: bool = False  # true lets sleep() free the memory of a GPU; on a CPU there is nothing to free

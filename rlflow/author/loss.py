@@ -19,7 +19,7 @@ class Loss:
     """A loss of an algorithm, as ``@loss`` returns it."""
 
     function: Callable[..., Any]
-    # quantities that the model computes for the loss; the first one decides the model's head
+    # quantities that the model computes for the loss; the first one determines the model's head
     new: tuple[Quantity, ...] = ("logprobs",)
     rows: Literal["row", "group"] = "row"
     stale_ok: str = ""  # why rows sampled with older weights need no correction in this loss

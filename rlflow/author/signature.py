@@ -44,8 +44,8 @@ class Signature:
     def takes_float(self, setting: str) -> bool:
         """Return True if any float is a valid value of the setting.
 
-        The annotation decides. Without an annotation, the default decides. If there is no default, or if it
-        is None, any float is valid.
+        This depends on the annotation, or on the default if there is no annotation. If there is no default,
+        or if it is None, any float is valid.
         """
         if setting in self.types:
             return float in _parts(self.types[setting])

@@ -1,4 +1,5 @@
-"""Encode a run's state as JSON. The state contains only plain values, and floats are restored bit for bit."""
+"""Encode a run's state as JSON. The state contains only plain values, and floats are restored with the same
+bits."""
 
 from __future__ import annotations
 

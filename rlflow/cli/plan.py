@@ -357,8 +357,8 @@ def total(parts: Sequence[MemoryItem]) -> str:
 
 
 def packed(explanation: Explanation) -> Iterator[str]:
-    """Yield a line for each forward pass or update that computes a prompt shared by several rows
-    only once.
+    """Yield a line for each forward pass or update that runs a prompt shared by several rows through the
+    model only once.
     """
     for each in explanation.packed:
         yield f"{each.node}: {each.computed:,} of {each.tokens:,}, as each prompt is computed once ({each.computed / each.tokens:.0%})"

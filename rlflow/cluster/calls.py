@@ -102,7 +102,7 @@ class ShardLedger:
             keys.clear()
 
     def remember(self, spans: Iterable[RankSpan]) -> None:
-        """Store time spans in which ranks ran, for the next call of ``ran``."""
+        """Store time spans during which ranks ran, for the next call of ``ran``."""
         self._ran.extend(spans)
 
     def ran(self) -> list[RankSpan]:

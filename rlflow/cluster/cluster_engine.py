@@ -216,7 +216,7 @@ class ClusterEngine(Engine):
         """Run a stage, and return its columns and metrics.
 
         A stage with a role runs on the pool of the role's trainer; any other stage runs on the pool that has
-        most of the batch. The dispatch mode of the stage decides which rows each rank gets.
+        most of the batch. The dispatch mode of the stage determines which rows each rank gets.
         """
         self.may_change(stage)
         pool = (
@@ -331,7 +331,7 @@ class ClusterEngine(Engine):
     def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
         """Return the beginnings of responses from which new responses continue, and their lengths.
 
-        The lengths are numbers of response tokens. The ranks that store the rows compute both.
+        The lengths are numbers of response tokens. Both are computed on the ranks that store the rows.
         """
         pool = self._nearest(batch, call_options)
         split = self._split(batch, pool)
@@ -524,7 +524,7 @@ class ClusterEngine(Engine):
         }
 
     def ran(self) -> list[RankSpan]:
-        """Return the time spans in which ranks ran since the last call."""
+        """Return the time spans during which ranks ran since the last call."""
         return self._ledger.ran()
 
     def finished(self) -> None:

@@ -21,7 +21,7 @@ MOST = 1 << 16  # maximum ranks of a pool
 class Parallel:
     """How a trainer or generator is divided over the ranks of its pool."""
 
-    # ranks of a tensor-parallel group: they compute the same rows together, as one data-parallel rank
+    # ranks of a tensor-parallel group: they process the same rows together, as one data-parallel rank
     tensor: int = 1
     # True: every rank takes part in every call, because each holds a part of the weights
     collective: bool = False
@@ -171,7 +171,7 @@ def place(
 
     ``needs``: role → (needs a trainer, needs a generator). ``pools``: pool → ranks. ``settings``: role → its
     settings, of which ``pool``, ``trainer.pool`` and ``generator.pool`` are read. If the choice is ambiguous,
-    raises PlanError that names the flags that decide it.
+    raises PlanError and names the flags that settle it.
     """
     problems = list(_unknown(pools, settings))
     chosen: dict[str, dict[str, str]] = {half: {} for half in SIDES}

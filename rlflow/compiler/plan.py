@@ -76,9 +76,11 @@ class Plan:
     # unit → priority; of the units that may start, the highest starts first
     priority: Mapping[int, float] = field(default_factory=dict)
     lane: Mapping[int, str] = field(default_factory=dict)  # unit → its executor queue
-    # forward whose autograd graph the next update reuses → the maximum rows of one step of that update
+    # forward whose autograd graph the next update reuses → the maximum number of rows in one step of that
+    # update
     ahead: Mapping[int, float] = field(default_factory=dict)
-    # forward or update → number of rows that share a prompt, if its trainer computes the prompt once
+    # forward or update → number of rows that share a prompt, if its trainer runs the prompt through the model
+    # once
     prompt_rows: Mapping[int, int] = field(default_factory=dict)
     bodies: Mapping[int, Plan] = field(default_factory=dict)  # repeat → the plan of its body
     notes: tuple[PassNote, ...] = ()  # what the passes changed

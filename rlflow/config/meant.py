@@ -101,10 +101,10 @@ def meant(name: str, settings: Iterable[str], known: Known, role: str = "") -> s
     """Return the flag that was probably meant; None if no name is similar.
 
     If one name corresponds to several flags, they are returned together. The most similar name is chosen. If
-    several names are equally similar, this order decides: settings of the flow, of `generate`, of the run, of
-    roles, and names from other projects. A name from another project without an equivalent in this flow gives
-    no suggestion. ``settings``: the settings of backends. ``role``: the role that the flag was written for,
-    or a role with its side, such as ``actor.trainer``.
+    several names are equally similar, the first in this order is chosen: settings of the flow, of `generate`,
+    of the run, of roles, and names from other projects. A name from another project without an equivalent in
+    this flow gives no suggestion. ``settings``: the settings of backends. ``role``: the role that the flag
+    was written for, or a role with its side, such as ``actor.trainer``.
     """
     seek = _Search(set(settings), known, role)
     near = [

@@ -246,10 +246,11 @@ class Dataset:
         ``held_out``: a share below 1, a number of questions, or the number of questions for each source by
         name. If one source holds out a question, no other source trains on it.
 
-        A hash of the question's text and ``seed`` decides, so all records of a question are in the same set.
-        With a share such as 0.05, adding or removing records never moves a question to the other set. With a
-        number, the questions with the lowest hashes are held out; repeated questions can make the held-out
-        set a few records larger than requested. Raises PlanError if either set would be empty.
+        The choice depends on a hash of the question's text and ``seed``, so all records of a question are in
+        the same set. With a share such as 0.05, adding or removing records never moves a question to the
+        other set. With a number, the questions with the lowest hashes are held out; repeated questions can
+        make the held-out set a few records larger than requested. Raises PlanError if either set would be
+        empty.
         """
         if not held_out or not self.records:
             return replace(self, test=()), replace(self, records=(), test=(), dropped=0, doubles=0, faults=())

@@ -254,7 +254,7 @@ def _mapping(
 ) -> Mapped:
     """Return the mapping of fields that fits the first record.
 
-    With ``bad`` = "skip", the first record with all required fields decides instead. Raises PlanError if no
+    With ``bad`` = "skip", the first record with all required fields is used instead. Raises PlanError if no
     mapping fits.
     """
     errors: list[PlanError] = []

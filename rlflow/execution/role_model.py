@@ -62,7 +62,8 @@ class RoleModel(Protocol):
 
     @property
     def trainer(self) -> KeepsState | None:
-        """The trainer, which owns the weights; None if the run does not train or compute with this model."""
+        """The trainer, which owns the weights; None if the run neither trains this model nor runs forward
+        passes with it."""
 
     @property
     def generator(self) -> Any:

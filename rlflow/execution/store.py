@@ -99,8 +99,8 @@ class Store:
         return spread(item.parameter, self.columns[item.column], own, axis, fetch)
 
 
-# number of rows to compute again, spread over the update. This is enough to distinguish 1e-3 nats from 1e-1,
-# and cheap compared to the update
+# number of rows to run through the model again, spread over the update. This is enough to distinguish 1e-3
+# nats from 1e-1, and cheap compared to the update
 ROWS = 4
 MOVED = "funnel/moved"  # metric of an update; an update with several steps measures it itself
 

@@ -1,6 +1,6 @@
-"""Deadlines that count only the time in which this process can run.
+"""Deadlines that count only the time during which this process can run.
 
-Time in which the process is stopped (SIGSTOP, Ctrl-Z, or a sleeping machine) does not count.
+Time during which the process is stopped (SIGSTOP, Ctrl-Z, or a sleeping machine) does not count.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem
 def streaming(graph: Graph, roles: Roles, rewards: RewardNames, options: Options) -> Streaming:
     """Return which parts of a run may be streamed with ``--stream``.
 
-    A reward function scores row by row. A reward model does so only if its backend computes the same result
-    for each row alone. ``roles``: the roles that are models.
+    A reward function scores row by row. A reward model does so only if its backend gives a row the same score
+    alone as in a batch. ``roles``: the roles that are models.
     """
     if options.stream < 2:
         return Streaming()
@@ -250,8 +250,8 @@ def problems_before_backends(
 def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:
     """Place trainers and generators.
 
-    The generator of a role that may be evaluated is placed too, if there is room. The data decide later
-    whether the role is evaluated.
+    The generator of a role that may be evaluated is placed too, if there is room. Whether the role is
+    evaluated depends on the data, which are read later.
     """
     evaluated = evaluation_role(program.graph, roles, options)
     try:

@@ -120,7 +120,7 @@ def transports(options: Options) -> tuple[str, str]:
     """Return how weights get to a generator on the trainer's pool, and to a generator on another pool.
 
     On one machine, weights use shared memory. On the GPUs of one machine, they use shared handles within a
-    pool, and Ray's object store between pools. What only the start of the run decides is left open.
+    pool, and Ray's object store between pools. Choices that depend on the start of the run are left open.
     """
     gpus = device_in(options.device) == "cuda"
     way = (
@@ -225,7 +225,7 @@ def _verdict(flow: Flow, first: str | None, apart: float, equally_stale: bool, n
 
 
 def without_float64(flow: Flow, *plans: Mapping[str, Any]) -> list[str]:
-    """Return the backends of two plans that do not compute in float64, such as ``generator vllm``.
+    """Return the backends in two plans that do not support float64, such as ``generator vllm``.
 
     Raises PlanError for invalid flags.
     """

@@ -148,7 +148,7 @@ def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bo
         return continue_run(context, new, reporter, start)
 
 
-# options that decide what an evaluation measures, with their defaults
+# options that determine what an evaluation measures, with their defaults
 EVALUATION: dict[str, Any] = {"held_out": 512, "eval": [], "eval_samples": 1}
 
 

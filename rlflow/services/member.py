@@ -151,7 +151,7 @@ class Member:
 class Silence:
     """Measures for how long a process has neither answered nor computed.
 
-    Time in which this process itself could not check does not count.
+    Time during which this process itself could not check does not count.
     """
 
     def __init__(

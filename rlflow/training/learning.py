@@ -112,7 +112,7 @@ class Learner(Protocol):
 
     def idle(self, want: tuple[Quantity, ...]) -> None:
         """Take part in a micro-batch in which this rank has no rows but other ranks have: run a forward and a
-        backward pass that add no gradient. Called only if the ranks compute in lockstep."""
+        backward pass that add no gradient. Called only if the ranks run in lockstep."""
 
     def step(self) -> OptimizerStep:
         """Take an optimizer step: sum the gradients of all ranks, clip the sum, change the weights, and clear
@@ -142,8 +142,8 @@ class Passes:
 
 @dataclass(frozen=True)
 class RankShare:
-    """The rows of one optimizer step that one rank computes, divided into units, and the totals of the
-    complete minibatch over all ranks. A unit is a tensor of row numbers."""
+    """One rank's rows of an optimizer step, divided into units, and the totals of the complete minibatch over
+    all ranks. A unit is a tensor of row numbers."""
 
     units: Sequence[Tensor]
     totals: MinibatchTotals

@@ -20,7 +20,7 @@ class Peers:
     # torch's group of the data-parallel ranks; None: the default group, or this process alone if there is no
     # default group
     group: Any = None
-    # True if ranks compute each micro-batch together; required if each rank holds a part of the weights
+    # True if ranks run each micro-batch together; required if each rank holds a part of the weights
     lockstep: bool = False
 
     @property

@@ -1,5 +1,5 @@
-"""Group rows whose prompts begin with the same tokens into families. A trainer computes the shared prefix of
-a family once."""
+"""Group rows whose prompts begin with the same tokens into families. A trainer runs the shared prefix of a
+family through the model once."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def packed_microbatches(batch: Batch, units: Sequence[Tensor], *, tokens: int) -
     """Yield the units of each micro-batch. A unit has the numbers of rows that must stay together: a row, or
     a group. Units of the same family (rows whose prompts begin with the same tokens) are adjacent.
 
-    A micro-batch computes at most ``tokens`` tokens, or consists of a single unit. The shared prefix of a
-    family counts once per micro-batch. The other tokens of each row count in full.
+    A micro-batch has at most ``tokens`` tokens, or consists of a single unit. The shared prefix of a family
+    counts once per micro-batch. The other tokens of each row count in full.
     """
     rows = torch.cat(list(units)) if units else torch.zeros(0, dtype=torch.int64)
     prompts = batch.data["prompt_tokens"].take(rows, batch.axis)

@@ -177,7 +177,7 @@ def read_tokenizer_file(folder: Path) -> dict[str, Any]:
 
 def read_vocabulary_size(folder: Path) -> int | None:
     """Return ``vocab_size`` from the config. If the config does not name it, returns None; the model's class
-    then decides the size."""
+    then determines the size."""
     config = read_object(folder / CONFIG)
     sizes = (part.get("vocab_size") for part in (config.get("text_config"), config) if isinstance(part, dict))
     return next((size for size in sizes if isinstance(size, int)), None)

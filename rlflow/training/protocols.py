@@ -58,7 +58,7 @@ class Capabilities:
     """What a trainer or generator supports beyond its protocol, and what it needs. The values depend on the
     class and its settings."""
 
-    tensor: int = 1  # number of adjacent ranks that get the same rows and compute these rows together
+    tensor: int = 1  # number of adjacent ranks that get the same rows and process these rows together
     # True if every rank of the pool must make each call, even without rows, in the same order, because each
     # rank holds a part
     collective: bool = False
@@ -75,7 +75,7 @@ class Capabilities:
     adapters: bool = False  # True if it trains adapters, and all other weights stay constant
     # True if, without adapters, ``weights()`` returns the trained tensors themselves, not copies
     live: bool = False
-    packs: bool = False  # True if it computes a common prefix of prompts only once
+    packs: bool = False  # True if it runs a common prefix of prompts through the model only once
     # parts of its memory that are divided among the ranks; None: unknown
     divided: tuple[str, ...] | None = None
     copied: bool = False  # True if its optimizer keeps a separate copy of the weights
@@ -279,7 +279,7 @@ class GivesChunks(Protocol):
         """Yield the rows of ``generate``, bit for bit the same, in ``chunks`` batches. Each batch is yielded
         as soon as all its rows have ended.
 
-        The axis of a batch is a selection from ``prompts.axis.repeat(samples)``. The sampled tokens decide
+        The axis of a batch is a selection from ``prompts.axis.repeat(samples)``. The sampled tokens determine
         which rows are in a chunk; timing never does. ``rlflow.training.chunks`` divides the rows.
         """
 

@@ -435,7 +435,7 @@ class Pool(Generic[W]):
         ``ask``: a function that starts the call on a rank. Its arguments are the rank, the rank's rows, and
         whether the rank shares memory with this process. It returns a reference to the answer. ``by_group``:
         whether all rows of a group go to the same rank. ``everyone``: whether ranks without rows are called
-        too, because the ranks compute together.
+        too, because the ranks work on the call together.
         """
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
         split = balanced(units, row_tokens(batch.data, len(batch)), len(self))

@@ -1,7 +1,7 @@
 """Find the columns that change the gradient of a loss, by calling the loss on synthetic rows.
 
 Each loss is called on-policy and off-policy, with several random draws. A column has no influence only if all
-gradients are equal bit for bit.
+gradients are bit-for-bit identical.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlflow.training.objective import New
 
 DRAWS = 3
 SIZES = (0.1, 1.0, 30.0)  # amounts added to and subtracted from float columns
-# these columns decide which entries count and which belong together, so they always have influence
+# these columns determine which entries count and which belong together, so they always have influence
 FIXED = ("mask", "group")
 
 

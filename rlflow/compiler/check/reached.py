@@ -36,7 +36,7 @@ class ReachedUpdate:
     """An update whose columns or rows depend on the scores of a reward.
 
     ``columns``: parameter → path of the scores, for each column that depends on the scores. ``rows``: the
-    path of the scores to the choice of the rows; None if the scores do not decide which rows exist.
+    path of the scores to the choice of the rows; None if the scores do not determine which rows exist.
     """
 
     node: Node
@@ -46,7 +46,7 @@ class ReachedUpdate:
 
 @dataclass
 class Carried:
-    """The columns of a graph that depend on the scores, and the row axes whose rows the scores decide."""
+    """The columns of a graph that depend on the scores, and the row axes whose rows depend on the scores."""
 
     columns: dict[Column, PathStep] = field(default_factory=dict)
     rows: dict[int, PathStep] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Reach:
         """Handle a `repeat`: follow the scores through its body.
 
         The inputs of the node are the data of the body. The outputs of the node depend on the scores if the
-        body's results do, or if the scores decide which groups are kept.
+        body's results do, or if the scores determine which groups are kept.
         """
         data = body.nodes[0]
         inner = Carried(

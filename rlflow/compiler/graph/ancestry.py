@@ -1,6 +1,6 @@
 """Relations between the rows of a graph, known before a run.
 
-They decide which columns can be merged, and how many rows there may be.
+They determine which columns can be merged, and how many rows there may be.
 """
 
 from __future__ import annotations

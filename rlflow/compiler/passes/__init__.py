@@ -1,8 +1,8 @@
 """The passes that turn a program into a plan.
 
-Each pass takes a plan and returns a changed plan, with a note on the changes. The passes decide which columns
-are kept, the executor queue of each node, chunks, order, the forward passes that an update reuses, and when
-each model part is in memory. Each pass has a module of its name. The type of a plan is in
+Each pass takes a plan and returns a changed plan, with a note on the changes. The passes determine which
+columns are kept, the executor queue of each node, chunks, order, the forward passes that an update reuses,
+and when each model part is in memory. Each pass has a module of its name. The type of a plan is in
 `rlflow.compiler.plan`, and `rlflow.compiler.placement` places roles on pools.
 """
 

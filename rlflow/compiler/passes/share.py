@@ -1,4 +1,5 @@
-"""The pass ``share``: mark the forward passes and updates that compute the prompt of several rows only once."""
+"""The pass ``share``: mark the forward passes and updates that run a prompt shared by several rows through
+the model only once."""
 
 from __future__ import annotations
 
@@ -11,9 +12,8 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 
 
 def share(plan: Plan, packing: Collection[str]) -> Plan:
-    """Mark the forward passes and updates that compute the prompt of several rows only once.
-
-    If n rows share a prompt, n - 1 computations of the prompt are saved. ``packing``: roles whose trainer
+    """Mark the forward passes and updates that run a prompt shared by several rows through the model only
+    once. If n rows share a prompt, this saves n - 1 passes over the prompt. ``packing``: roles whose trainer
     does this. A trainer finds common prompts itself, by comparing rows; the marks only show where to expect
     them.
     """

@@ -13,8 +13,8 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Piece, Plan
 def stream(plan: Plan) -> Plan:
     """Cut reward calls and forward passes into pieces, which start before all rows are sampled.
 
-    A node is cut if a row's result is equal bit for bit whatever the other rows of the call are, and if the
-    node does not alternate with sampling on one pool. The sampling node then gives its rows in chunks.
+    A node is cut if a row's result is bit-for-bit identical whatever the other rows of the call are, and if
+    the node does not alternate with sampling on one pool. The sampling node then gives its rows in chunks.
     """
     ids = itertools.count(len(plan.graph.nodes))
     chunks: dict[int, tuple[int, ...]] = {}

@@ -51,14 +51,14 @@ class Explanation:
     notes: tuple[PassNote, ...]  # what each pass did
     time: Simulation  # the iteration in virtual time, in units of ``plan.COST``
     warnings: tuple[Problem, ...] = ()  # warnings of the check
-    response_tokens: int = 0  # maximum tokens of all responses together
+    response_tokens: int = 0  # maximum total number of tokens in all responses
     commits: Commits | None = None  # commits; None if there are no commits
     # rows that each node makes, if the flow has follow-up prompts, chosen rows or joined rows
     lineage: tuple[NodeRows, ...] = ()
     # memory schedules, if memory has a limit
     residency: tuple[MemorySchedule, ...] = ()
     evaluation: tuple[WaveNode, ...] = ()  # nodes of the flow's own evaluation, in waves
-    packed: tuple[ComputedTokens, ...] = ()  # tokens that forwards and updates compute, if rows share prompts
+    packed: tuple[ComputedTokens, ...] = ()  # tokens run through models, if rows share prompts
 
     @property
     def moved(self) -> int:

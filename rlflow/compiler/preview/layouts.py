@@ -1,7 +1,7 @@
 """Predict which ranks of a pool read and store the rows of each node.
 
-A run decides this by the real lengths of responses. The prediction assumes that all responses have the same
-length.
+In a run, this depends on the real lengths of responses. The prediction assumes that all responses have the
+same length.
 """
 
 from __future__ import annotations

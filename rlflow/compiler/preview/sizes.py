@@ -132,9 +132,10 @@ class NodeRows:
 
 @dataclass(frozen=True)
 class ComputedTokens:
-    """The maximum number of tokens of a forward pass or update whose rows share prompts.
+    """The maximum number of tokens in a forward pass or update whose rows share prompts.
 
-    ``tokens``: tokens of all rows. ``computed``: tokens that are computed if each prompt counts once.
+    ``tokens``: tokens of all rows. ``computed``: tokens that run through the model, where each shared prompt
+    counts once.
     """
 
     node: str
@@ -143,7 +144,7 @@ class ComputedTokens:
 
 
 def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedTokens]:
-    """Yield the tokens that each node in ``prompt_rows`` computes.
+    """Yield the number of tokens that each node in ``prompt_rows`` runs through its model.
 
     ``prompt_rows``: node id → number of rows that share a prompt. Micro-batches are assumed not to split
     groups.

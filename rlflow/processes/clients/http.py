@@ -175,9 +175,9 @@ def post(url: str, value: Any, seconds: float | None = None) -> Any:
 
     Use this in tools, environments, rewards and stages. If the server is busy (408, 425, 429, 5xx) or accepts
     no connection, the request is retried until ``seconds`` have passed. The default for ``seconds`` is the
-    time left for the current call of the tool, environment or reward, or 60 outside of such calls. Time in
-    which one of the run's services restarts does not count. Raises ConnectionError if the request fails. This
-    error fails the row; the model does not see it.
+    time left for the current call of the tool, environment or reward, or 60 outside of such calls. Time
+    during which one of the run's services restarts does not count. Raises ConnectionError if the request
+    fails. This error fails the row; the model does not see it.
     """
     body = HttpClient().post(url, json.dumps(value).encode(), left() if seconds is None else seconds)
     try:

@@ -7,8 +7,8 @@
   run's private folders.
 
 ``beside.py`` starts this file and sends it messages. The file uses only the standard library, so that it
-starts within milliseconds. Time in which the watched process is stopped (SIGSTOP, Ctrl-Z), or in which the
-watchdog cannot run, does not count.
+starts within milliseconds. Time during which the watched process is stopped (SIGSTOP, Ctrl-Z), or in which
+the watchdog cannot run, does not count.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class WatchdogProcess:
     listen: Callable[[], bool] = lambda: False
     silent: float = 0.0  # seconds without a heartbeat
     beats: int = -1  # heartbeats at the last check
-    # Number of a running node → seconds for which it has run, without time in which the process was stopped.
+    # Number of a running node → seconds for which it has run, without time during which the process was
+    # stopped.
     ran: dict[int, float] = field(default_factory=dict)
     stop_requests: list[float] = field(
         default_factory=list

@@ -38,8 +38,8 @@ class FlowClaims(ScoreClaims):
     def groups(self) -> Iterator[list[Claim]]:
         """Yield all claims in groups, most important first.
 
-        The first group has the claims about rewards, which decide whether a run may start. Each later group
-        needs more dry runs.
+        The first group has the claims about rewards, which determine whether a run may start. Each later
+        group needs more dry runs.
         """
         begins = list(self.unrehearsed())
         own = self.directions(self.base)
