@@ -20,7 +20,7 @@ def check_path(name: str) -> None:
     if is_task(name):
         return gym.check_name(name.removeprefix(gym.PREFIX))
     if hub_data(name) is not None or Path(name).is_dir():
-        return
+        return None
     files = matching(Path(name))
     if not files:
         raise no_such_file(Path(name))

@@ -23,8 +23,10 @@ def test_each_folder_has_a_line_and_packaged_models_have_none(tmp_path, monkeypa
     roles |= {"critic": SimpleNamespace(folder=MODEL), "null": SimpleNamespace(folder=None)}
     assert list(model_lines(roles, {"judge": cached}, "float32")) == [
         "model of actor, reference: the local folder own, 947K parameters in float32 (3.8 MB), computed in float32",
-        "model of judge: org/judge@aaaaaaaaaaaa of the Hub, 947K parameters in bfloat16 (3.8 MB), computed in "
-        "float32",
+        (
+            "model of judge: org/judge@aaaaaaaaaaaa of the Hub, 947K parameters in bfloat16 (3.8 MB), computed in "
+            "float32"
+        ),
     ]
 
 
