@@ -69,7 +69,7 @@ from rlflow.monitoring.reporter import Quiet  # noqa: E402
 from rlflow.runs import directory, prepare, resume  # noqa: E402
 from rlflow.runs.evaluate import Evaluation  # noqa: E402
 
-MARK = "RLFLOW_CHAOS"  # environment variable that tags this process and all processes that it starts
+MARK = "RLFLOW_CHAOS"  # environment variable that tags this process and all processes it starts
 HEADS = ("class", "injected", "detected", "survived", "wrong results", "orphans")
 
 

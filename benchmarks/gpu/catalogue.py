@@ -34,7 +34,7 @@ class Section:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def missing(self) -> list[str]:
-        """Return the packages that the section needs and that are not installed."""
+        """Return the packages that the section needs but are not installed."""
         return [package for package in self.needs if importlib.util.find_spec(package) is None]
 
     def checks(self, ground: Ground) -> Iterator[Check]:

@@ -48,7 +48,7 @@ def holds(name: str, is_so: bool, why: str = "") -> Check:
 
 
 def measured(name: str, number: float, unit: str = "", why: str = "") -> Check:
-    """Return a check that reports a number and has no bound, so that it cannot fail."""
+    """Return a check that reports a number without a bound. It cannot fail."""
     return Check(name, "ok", number, unit, why=why)
 
 

@@ -1,4 +1,4 @@
-"""Check that checkpoints which are written on one device can be loaded on another."""
+"""Check that checkpoints written on one device can be loaded on another."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from rlflow.runs.depends import module_version
 from rlflow.runs.preview import preview
 from rlflow.runs.trust import imports
 
-# function that returns the settings of a run that shape its graph, as `rlflow plan` reads them
+# function that returns those settings of a run that shape its graph, as `rlflow plan` reads them
 Shape = Callable[[RunConfig], TraceOptions]
 PEERS = Path(__file__).parent / "peers"
 PACKAGES = (
@@ -175,8 +175,8 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def files_of(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return digests of the files and folders that settings name, and versions of the modules that these
-    files import.
+    """Return digests of the files and folders named in settings, and versions of the modules that these files
+    import.
 
     A Python file's imports from its own folder are digested too. Other imports are recorded with their
     versions.

@@ -17,7 +17,7 @@ FILE = "observations.jsonl"
 
 
 def refuse(error: OSError) -> None:
-    """Raise a PlanError that says that the journal cannot be written. ``error``: the cause."""
+    """Raise the PlanError for a journal that cannot be written. ``error``: the cause."""
     raise PlanError.of(
         "bench-folder",
         "the measurements cannot be written",

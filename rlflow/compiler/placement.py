@@ -244,7 +244,7 @@ def homes(graph: Graph, placement: Placement) -> dict[int, str]:
     """Return node id → the pool that runs the node.
 
     A node with a model runs on the model's pool. Any other node runs on the pool that stores most of the
-    bytes that it reads. If two pools store equally many bytes, the first of ``--pools`` is chosen. A node
+    node's input, in bytes. If two pools store equally many bytes, the first of ``--pools`` is chosen. A node
     that reads nothing, such as the data, runs on the pool of the first model.
     """
     pools: dict[int, str] = {}
@@ -279,7 +279,7 @@ def _all(graph: Graph) -> Iterator[Node]:
 
 
 def _heaviest(graph: Graph, node: Node, home: Mapping[int, str], placement: Placement) -> str | None:
-    """Return the pool that stores most of the bytes that the node reads; None if it reads nothing.
+    """Return the pool that stores most of the node's input, in bytes; None if the node reads nothing.
 
     ``home``: node id → pool, for all earlier nodes.
     """

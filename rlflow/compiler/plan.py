@@ -31,11 +31,11 @@ class PassNote:
 
 @dataclass(frozen=True)
 class ScoredColumns:
-    """The scores of the rows that an update learns from, and the update's columns that depend on scores."""
+    """The scores of the rows from which an update learns, and the update's score-based columns."""
 
     # reward role → its scores, if several roles score these rows
     rewards: Mapping[str, Column] = field(default_factory=dict)
-    learned: tuple[Column, ...] = ()  # columns of these rows that the update reads and that depend on scores
+    learned: tuple[Column, ...] = ()  # score-based columns of these rows that the update reads
 
     def __iter__(self) -> Iterator[Column]:
         yield from (*self.rewards.values(), *self.learned)

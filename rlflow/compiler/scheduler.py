@@ -78,7 +78,8 @@ class Scheduler:
         self._failed = False
 
     def begin(self) -> list[Instruction]:
-        """Start the iteration: return the instructions that start the nodes that wait for nothing."""
+        """Start the iteration: return the instructions that start all nodes without unfinished
+        predecessors."""
         first = [node for node, before in self._waiting.items() if not before]
         return [*self._start([self._make_ready(node) for node in first]), *self._finish()]
 

@@ -101,8 +101,8 @@ class _Ended:
     def _candidates(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
         """Yield (end, key) of the spans that ``span`` may have waited for, latest first.
 
-        For each node that it waited for, and for its queue, these are the spans that ended when ``span``
-        began, and the last span that ended before.
+        For each node on which ``span`` waited, and for its queue, these are the spans that ended when
+        ``span`` began, and the last one to end earlier.
         """
         for ends in (
             *(self._backwards(("node", name), span.start, path) for name in span.waits_for),
@@ -179,7 +179,7 @@ def flat(spans: Sequence[Span], within: Mapping[str, str]) -> list[Span]:
 
 
 def _holders(node: str, within: Mapping[str, str]) -> Iterator[str]:
-    """Yield the `repeat` that contains the node, the `repeat` that contains that `repeat`, and so on."""
+    """Yield the `repeat` around the node, the `repeat` around that `repeat`, and so on."""
     while node in within:
         yield (node := within[node])
 

@@ -124,7 +124,7 @@ class ChatTemplate:
         return text.partition(REPLY)[2]
 
     def dropped(self) -> str:
-        """Return a phrase that names the parts of a reply that the template removes when later turns follow.
+        """Return a phrase naming the parts of a reply that the template removes when later turns follow.
 
         Such parts are thoughts, and the opening that the template writes for a reply. The phrase is empty if
         the template keeps everything or refuses conversations with later turns.
@@ -263,8 +263,7 @@ class ChatTemplate:
 def check_variables(variables: Mapping[str, Any], template: ChatTemplate | None) -> None:
     """Check the variables that a run sets for a chat template.
 
-    Raises PlanError for a variable that rlflow sets itself, and for a variable that ``template`` does not
-    read.
+    Raises PlanError for variables that rlflow sets itself or ``template`` does not read.
     """
     set_here = next((name for name in variables if name in SET_HERE), "")
     if set_here:

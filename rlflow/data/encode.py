@@ -474,9 +474,7 @@ class TokenizerEncoder:
         return texts[0]
 
     def check_variables(self) -> None:
-        """Raise PlanError for a template variable that rlflow sets itself, or that the chat template does not
-        read.
-        """
+        """Raise PlanError for template variables that rlflow sets itself or the chat template does not read."""
         check_variables(self.variables, self._template if self.chats and self.variables else None)
 
     @property

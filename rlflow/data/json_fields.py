@@ -48,7 +48,7 @@ def choose_fields(
     chosen: Mapping[str, str | None],
     columns: Collection[str],
 ) -> JsonFields:
-    """Choose the fields to carry: those that rewards may read and that at least one record has.
+    """Choose the fields to carry: those that rewards may read, if at least one record has them.
 
     ``chosen``: the field that the user maps to each name. ``columns``: names of columns of the data. A reward
     that reads one of these names gets the column, so no field is carried for it.

@@ -100,7 +100,7 @@ class RowAccount:
         self.sampled[source] = self.sampled.get(source, Count()).plus(count)
 
     def open(self, source: str, count: Count) -> None:
-        """Add rows that the node ``source`` sampled in an earlier iteration and that were carried over."""
+        """Add carried-over rows, which the node ``source`` sampled in an earlier iteration."""
         self.opened[source] = self.opened.get(source, Count()).plus(count)
 
     def place(self, source: str, count: Count) -> None:
@@ -110,7 +110,8 @@ class RowAccount:
     def end(self, source: str, end: End, count: Count) -> None:
         """Add the outcome ``end`` of rows, or of single tokens.
 
-        ``source``: the node that sampled the rows, or the stage that put them in place of sampled rows.
+        ``source``: the node that sampled the rows, or the stage that gave them as replacements for sampled
+        rows.
         """
         if count.rows or count.tokens:
             self.ends[source, end] = self.ends.get((source, end), Count()).plus(count)

@@ -136,10 +136,9 @@ def real(what: str, batch: Any) -> Batch:
 def check_columns(
     what: str, signature: Signature, batch: Batch, place: Place | None, definition: Place | None
 ) -> None:
-    """Check that a batch has the columns that a function reads, with the right kinds.
-
-    Raises the FlowError that tracing would raise. ``what``, ``place`` and ``definition`` are the name of the
-    call, its line, and the line of the function, for the message.
+    """Check that a batch has all columns read by a function, with the right kinds. Raises the same FlowError
+    as tracing. ``what``, ``place`` and ``definition`` are the name of the call, its line, and the line of the
+    function, for the message.
     """
     problems = []
     for parameter in signature.columns:

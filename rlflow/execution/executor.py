@@ -382,7 +382,7 @@ class PlanRun:
             self._take_results()
 
     def _record_judged(self) -> None:
-        """Record the scores of rewards, and the columns that depend on scores and that updates read."""
+        """Record the scores of rewards, and the score-based columns that updates read."""
         for role, judged in self.plan.judged.items():
             names = {reward: f"scores of {reward}" for reward in judged.rewards}
             learned = {f"learned {place}": column for place, column in enumerate(judged.learned)}

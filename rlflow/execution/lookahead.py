@@ -6,7 +6,7 @@ numbers, never on timing. A flow with a `repeat` samples only one iteration ahea
 One thread samples the iterations in order, because each iteration starts from the data position and the
 carry-over of the iteration before.
 
-The module also stores the carry-over of a `repeat`: the groups that it kept beyond the number that it needs.
+The module also stores the carry-over of a `repeat`: the groups that it kept beyond the number it needs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Versions = Mapping[str, int]  # role → number of updates in its weights
 
 @dataclass(frozen=True)
 class CarriedGroups:
-    """Groups that a `repeat` carried over and that were sampled with the same weights."""
+    """Groups that a `repeat` carried over, all sampled with the same weights."""
 
     rows: Batch
     versions: Versions  # versions of these weights

@@ -88,8 +88,8 @@ def row_counts(
 ) -> Iterator[tuple[str, Count]]:
     """Yield (name, count) of the rows that the body of a `repeat` returned, by the node that sampled them.
 
-    Rows that a stage in the body put in place of sampled rows are counted under the stage. ``where``, bool
-    [rows]: the rows to count; None counts all rows.
+    If a stage in the body replaced sampled rows, the replacements are counted under the stage. ``where``,
+    bool [rows]: the rows to count; None counts all rows.
     """
     lengths = rows.data["tokens"].lengths if "tokens" in rows else None
     if REPLACED not in rows:

@@ -50,7 +50,7 @@ class ScoredRecords:
 
     # reward role → column of its scores, if several roles score the rows
     rewards: Mapping[str, str] = field(default_factory=dict)
-    learned: tuple[str, ...] = ()  # columns that depend on scores and that the update reads
+    learned: tuple[str, ...] = ()  # score-based columns that the update reads
 
 
 NO_REWARDS = ScoredRecords()
@@ -160,8 +160,8 @@ class Scored:
     def flat(self) -> Tensor:
         """Return True at groups without a learning signal, bool [groups].
 
-        In such a group, each column that the update reads and that depends on scores has equal values. If
-        there is no such column, the scores are compared.
+        In such a group, every score-based column that the update reads is constant. If there is no such
+        column, the scores are compared.
         """
         columns = self.learned or tuple(torch.stack([scores, scores], 1) for scores in self.scores.values())
         return torch.stack([self._same(column) for column in columns]).all(0)

@@ -58,7 +58,7 @@ def masked_word(words: Sequence[str], number: int) -> str:
 
 
 def overwrite(words: Sequence[str], replacements: Sequence[str]) -> None:
-    """Write stars over each word that has a replacement, in the memory that `ps` shows as the command line.
+    """Write stars over each word with a replacement, in the memory that `ps` shows as the command line.
 
     Does nothing if that memory contains other words. Raises OSError, ValueError or IndexError if the memory
     cannot be found.

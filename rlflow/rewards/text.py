@@ -12,8 +12,7 @@ from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.rewards.forms import Form, form_of
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
-# In CPython 3.11 all parsers share one depth counter, so that two threads that parse at once may get a
-# SystemError.
+# In CPython 3.11, all parsers share one depth counter, so two threads parsing at once may get a SystemError.
 _PARSING = threading.Lock()
 
 

@@ -192,7 +192,8 @@ def _digest(data: bytes) -> str:
 
 
 def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
-    """Yield (name, digest) of the Python files that the run executes and that are not part of the graph.
+    """Yield (name, digest) of the Python files that the run executes, except files that are part of the
+    graph.
 
     These are rewards, environments and backends that rlflow does not ship, and everything that rewards,
     environments and the flow import from their own folders.

@@ -322,8 +322,8 @@ def thread_problems(placement: Placement, roles: Roles, options: Options) -> Ite
 def pool_problems(options: Options) -> Iterator[Problem]:
     """Yield the problems with pools that do not depend on backends.
 
-    These are pools that divide a kind of device that the run does not use, and flags that do not work if
-    ranks are threads.
+    One is a pool that divides CPUs or GPUs although the run uses only the other kind. Another is a flag that
+    does not work if ranks are threads.
     """
     if options.pools:
         yield from share_problems(options.pools, options)

@@ -142,8 +142,8 @@ def runtime(
 ) -> Runtime:
     """Make the runtime of a run from pools that are already running.
 
-    ``started``: an exit stack that stops everything that was started. The runtime takes over the stack, and
-    its ``close`` closes it.
+    ``started``: an exit stack that stops everything started so far. The runtime takes over the stack, and its
+    ``close`` closes it.
     """
     engine = engine_of(plan, options, inputs, pools)
     queues = Queues(room_of(plan.placement))

@@ -114,7 +114,7 @@ def _first_line(error: Exception) -> str:
 
 
 def unfinished(context: RunContext, why: str) -> Claim:
-    """Return the claim that stands for the claims that were not checked. ``why``: the reason."""
+    """Return a single claim in place of all claims that were not checked. ``why``: the reason."""
     return Claim("rehearsed", context.plan.graph.name, "unproved", why)
 
 

@@ -248,7 +248,8 @@ class Records:
     def weights(self, moved: Mapping[str, Any]) -> None:
         """Write weights.json, about planned transfers of weights from a trainer to its generator.
 
-        The file has the maximum bytes that a rank receives, the maximum that a rank needs, and the time.
+        The file has the maximum number of bytes that a rank receives, the maximum memory that a rank needs,
+        and the time.
         """
         # the next iteration writes it again
         self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode(), flush=False)

@@ -80,9 +80,9 @@ def start_or_resume(
 def _changed(folder: Path, flow: Flow, hp: Any, config: RunConfig) -> dict[str, Any]:
     """Return the given flags whose values differ from those of the run in the folder.
 
-    A name on the Hub that is given without a commit keeps the commit that the run has recorded.
+    If a name on the Hub is given without a commit, the recorded commit is kept.
 
-    Raises PlanError if that run uses another algorithm, or if a flag is missing that the run needs to
+    Raises PlanError if that run uses another algorithm, or if a flag is missing without which the run cannot
     continue.
     """
     saved = read_settings(folder)

@@ -217,7 +217,7 @@ def _unready(member: Member) -> Problem | None:
 
 
 def _sign(url: str, health: str) -> str:
-    """Return a string that says by what answer rlflow knows that a service serves."""
+    """Return a string that describes the answer by which rlflow recognises a working service."""
     return f"status 200 from {url}{health}" if health else f"a connection at {url}"
 
 

@@ -198,7 +198,7 @@ class HealthMonitor:
     def _beat(self) -> WatchedWorker | None:
         """Send a heartbeat request to each worker that has answered its last request, and collect answers.
 
-        Returns a worker that is dead, or that has been silent for longer than the limit; otherwise None.
+        Returns a worker that is dead or has been silent for longer than the limit; None if there is none.
         """
         self._round += 1
         for worker in self.watched:

@@ -245,8 +245,8 @@ def _nodes_for(layout: Layout) -> list[str]:
     """Return the node for each bundle of a layout; an empty list if ``per_node`` is not set.
 
     Each block of ``per_node`` bundles needs its own node. To find the nodes, this function lets Ray place
-    bundles as large as a block. The ranks themselves get single bundles, so that ranks that share a GPU get
-    the same GPU.
+    bundles as large as a block. The ranks themselves get single bundles, so that ranks sharing a GPU get the
+    same GPU.
     """
     blocks = layout.blocks()
     if not blocks:

@@ -67,7 +67,7 @@ def _graphs(graph: Graph) -> Iterator[Graph]:
 
 
 def _columns(graph: Graph, node: Node, kinds: Mapping[str, Kind]) -> dict[str, Any]:
-    """Return synthetic values of the columns that a stage reads, in the form that the stage gets.
+    """Return synthetic values of the columns that a stage reads, in the form in which it gets them.
 
     A scalar that an ``ALL`` stage gave is a tuple with one value per rank.
     """

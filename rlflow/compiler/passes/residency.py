@@ -66,8 +66,8 @@ class MemoryLimit:
 def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
     """Return the plan with the fewest moves of model parts that keep every pool within the memory limit.
 
-    ``where``: the plan's placement, or a placement of everything in one process. Raises PlanError that names
-    all parts that cannot fit or whose size is unknown.
+    ``where``: the plan's placement, or a placement of everything in one process. Raises PlanError, naming all
+    parts that cannot fit or whose size is unknown.
     """
     schedules = [_schedule(plan, pool, memory) for pool in where.pools]
     PlanError.refuse(

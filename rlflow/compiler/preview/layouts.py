@@ -118,7 +118,7 @@ class Layouts:
         )
 
     def _fresh(self, node: Node, by: str) -> RowLayout:
-        """Return a new layout on the node's pool that balances the rows by the lengths that the node knows.
+        """Return a new layout on the node's pool. It balances the rows by the lengths that the node knows.
 
         Nodes that know the same lengths get equal layouts.
         """

@@ -39,7 +39,7 @@ def asking(
     config: RunConfig,
     environments: Mapping[str, EnvironmentSpec] = MappingProxyType({}),
 ) -> Asking:
-    """Return the functions that encode follow-up prompts and environment messages, and that parse tool calls.
+    """Return functions to encode follow-up prompts and environment messages, and to parse tool calls.
 
     Follow-up prompts get the same system message and chat format as the data's prompts, but not the data's
     prompt template (``--data.template``). If a role has an environment with tools, its prompts describe these

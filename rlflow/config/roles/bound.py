@@ -80,7 +80,7 @@ Roles = Mapping[str, BoundRole]
 
 
 def model_uses(graph: Graph) -> list[RoleUse]:
-    """Return the roles that the flow uses and that need a model. Rewards that are not trained need none."""
+    """Return those roles used by the flow that need a model. Rewards that are not trained need none."""
     used = {node.role for node in used_nodes(graph)}
     return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
 

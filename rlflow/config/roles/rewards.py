@@ -258,9 +258,7 @@ class RewardNames:
         return dataclasses.replace(maybe, names=dict.fromkeys(maybe.names, False))
 
     def forms(self) -> Iterator[str]:
-        """For each reward function that is written for another project, yield a line that says how it is
-        called.
-        """
+        """For each reward function written for another project, yield a line that says how it is called."""
         for spec in dict.fromkeys([*self.named, *self.own.values(), *self.judges.values()]):
             form = reads(spec.path, spec.function).form if spec.kind == "function" else None
             if form:
@@ -364,7 +362,7 @@ class Rewards:
     def _bind(self, specs: Iterable[RewardSpec], source: str) -> list[Reward]:
         """Return the rewards that score the rows of a source.
 
-        Raises PlanError for a reward that reads columns which only other sources have.
+        Raises PlanError if a reward reads columns that only other sources have.
         """
         own = [spec for spec in specs if not source or spec.source in ("", source)]
         bound = bind(

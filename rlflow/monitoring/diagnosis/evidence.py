@@ -1,6 +1,6 @@
 """Measures of a run, from its recorded metrics and settings.
 
-A measure is a function that returns a number, or None if the records lack the values that it needs.
+A measure is a function that returns a number, or None if the records lack the values it needs.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def at_first(of: Of, name: str) -> Measure:
 
 
 def initially(of: Of, name: str) -> Measure:
-    """Return a function that returns a metric's value in the first iteration that has the metric."""
+    """Return a function for a metric's value in the first iteration with this metric."""
     return lambda run: series[0][1] if (series := run.series((of, name))) else None
 
 

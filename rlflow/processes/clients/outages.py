@@ -2,7 +2,7 @@
 
 Requests to services use this clock for their deadlines, so that they can wait for a restart. During an
 outage, the run writes two times into a file: when the service failed, and by when its restart must succeed.
-An environment variable has the path of this file, so that every process that the run starts can read it.
+An environment variable has the path of this file, so that every process started by the run can read it.
 """
 
 from __future__ import annotations

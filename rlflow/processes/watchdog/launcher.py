@@ -187,7 +187,7 @@ class Launcher:
 
 
 def _die_by(number: int) -> None:
-    """Kill this process with the signal that killed the run, so that the shell sees this signal."""
+    """Kill this process with the signal that killed the run. The shell then sees this signal."""
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

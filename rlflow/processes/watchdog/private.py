@@ -65,8 +65,8 @@ def check(path: str | os.PathLike[str]) -> None:
 def check_place(folder: str | os.PathLike[str]) -> None:
     """Raise NotPrivate if other users could rename or remove this user's entries in ``folder``.
 
-    They could do so in their own folders, and in folders that others may write to and that have no sticky
-    bit. Members of this user's own group may write to the folder.
+    They could do so in their own folders, and in folders without a sticky bit to which others may write.
+    Members of this user's own group may write to the folder.
     """
     status = os.stat(folder)
     if status.st_uid not in (0, os.geteuid()):

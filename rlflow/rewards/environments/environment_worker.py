@@ -241,7 +241,7 @@ def is_service_error(error: BaseException) -> bool:
 
 
 def as_result(error: Exception) -> str:
-    """Return the text that the model reads as the result of a tool that raised ``error``."""
+    """Return what the model reads as the result of a tool if the tool raised ``error``."""
     return f"{type(error).__name__}: {error}"
 
 

@@ -120,7 +120,7 @@ class FlowClaims(ScoreClaims):
         ]
 
     def columns(self, update: RecordedUpdate) -> Iterator[Claim]:
-        """Check that each column that a loss reads has an effect on the gradient or the value of the loss."""
+        """Check that each column read by a loss has an effect on the loss's gradient or value."""
         news, batch = [self.new(update), *self.far(update)], update.batch
         silent, shown = [], []
         for term in update.terms:

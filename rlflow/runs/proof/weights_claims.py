@@ -26,7 +26,7 @@ from rlflow.training.objective import New
 from rlflow.training.protocols import Sampling, Trainer
 
 State = dict[str, Tensor]
-SMALL = 0.02  # standard deviation of the numbers that replace weights that are all zero
+SMALL = 0.02  # standard deviation of the numbers that replace all-zero weights
 CLOSE = 2e-3  # tolerance in nats between two float32 computations of a log-prob
 CLOSE_SHORT = 0.25  # the same tolerance in a shorter dtype
 # share of a gradient that must remain after cancellation. Below it, the gradient of the weights, which is a
