@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
-MESSAGE = 2000  # most characters of another process's error in a message
+MESSAGE = 2000  # maximum number of characters in another process's error in a message
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class CellProcess:
     """A cell that runs in its own process, which may have another interpreter.
 
     ``python``: the interpreter. ``file``: the file that defines the system. ``log``: the file for the
-    process's output. ``deadline``: maximum seconds for an answer.
+    process's output. ``deadline``: maximum number of seconds for an answer.
     """
 
     def __init__(self, python: str, file: Path, log: Path, deadline: float) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rlflow.benchmarks.measured_process import CellFailed
 
-LAST = 500  # most characters of pip's output in an error message
+LAST = 500  # maximum number of characters of pip's output in an error message
 # environment variable that names another package index, for a build of torch that PyPI does not have
 INDEX = "RLFLOW_PEER_INDEX"
 

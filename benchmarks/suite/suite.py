@@ -52,7 +52,7 @@ class Settings(BaseModel):
     settle: Annotated[int, Field(ge=0)] = 1
     # maximum number of turns of each cell; None: cells run all their iterations
     rounds: Positive | None = None
-    # maximum seconds to prepare a cell, and maximum seconds of one turn
+    # maximum number of seconds to prepare a cell, and for one turn
     deadline: Annotated[float, Field(gt=0)] = 900.0
     base: str | None = None  # the cell that the others are compared with; None: the first cell
     # a Python file next to the suite; it is run once with a folder to fill, and {made} in flags names the folder

@@ -30,7 +30,7 @@ class Stage:
     dispatch: Dispatch = DP_COMPUTE  # how its rows are split over the ranks of a pool
     on: str | None = None  # the role whose model the stage uses
     rows: Literal["row", "group"] = "row"  # "group": a call must not separate the rows of a group
-    timeout: float = 300.0  # maximum seconds of a call
+    timeout: float = 300.0  # maximum number of seconds that a call may take
     pure: bool = True  # False: it has side effects, and is never called again after a failure
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from rlflow.checkpoints.reading import Damaged, Loaded, load_latest, read
 from rlflow.checkpoints.role_tensors import PARAMETERS, no_role, roles_of
 from rlflow.errors import PlanError
 
-SHARD = 5 << 30  # maximum bytes of a weights file
+SHARD = 5 << 30  # maximum size of a weights file in bytes
 # prefix of a critic's value head; Hugging Face models have none, so the value head gets its own file
 VALUE_HEAD = "value_head."
 
@@ -27,8 +27,8 @@ def export(source: Path, out: Path, role: str | None = None, *, shard_bytes: int
 
     ``source``: the folder of a checkpoint, or a run's folder; of a run, the newest intact checkpoint is
     exported. ``role``: the role to export; None if the checkpoint has only one role. ``shard_bytes``: maximum
-    bytes of a weights file. The exported folder contains the config, the generation config, the tokenizer and
-    safetensors files.
+    size of a weights file in bytes. The exported folder contains the config, the generation config, the
+    tokenizer and safetensors files.
 
     Raises PlanError if ``out`` has content or cannot be written, if the role is missing, or if no checkpoint
     is intact.

@@ -16,7 +16,7 @@ from rlflow.errors import PlanError
 
 FOLDER = "checkpoints"
 POINTER = "latest"
-SMALL = 4096  # maximum bytes that are read from a pointer or a lock
+SMALL = 4096  # maximum number of bytes that are read from a pointer or a lock
 _POINTER = re.compile(rb"(step-[0-9-]{8,32}) ([0-9a-f]{64}) ([0-9a-f]{16})\n")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlflow.checkpoints import durable
 
-LIMIT = 64 << 20  # maximum bytes that wait in memory while the disk is full
+LIMIT = 64 << 20  # maximum number of bytes that wait in memory while the disk is full
 TAIL = 256 * 1024  # bytes at the end of a file that `tail` reads
 Keep = Callable[[bytes], bool]
 

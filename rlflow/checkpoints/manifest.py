@@ -15,7 +15,7 @@ from rlflow.checkpoints import file_names, plain_state
 
 FORMAT = "rlflow-checkpoint"
 VERSION = 1
-LARGEST = 256 << 20  # maximum bytes of a manifest; a larger file is not read
+LARGEST = 256 << 20  # maximum size of a manifest in bytes; a larger file is not read
 _HEAD, _MIDDLE, _END = b'{"sha256": "', b'",\n"manifest": ', b"}\n"
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -22,7 +22,7 @@ from rlflow.checkpoints.manifest import FileEntry, Manifest, encode
 from rlflow.checkpoints.reading import verify
 from rlflow.checkpoints.snapshot import Snapshot
 
-SHARD = 2 << 30  # maximum bytes of a file with tensors
+SHARD = 2 << 30  # maximum size of a file with tensors in bytes
 SPARE = 1 << 20  # additional bytes for headers, the manifest and the filesystem
 
 
@@ -35,8 +35,8 @@ class Writer:
 
     The thread calls ``before`` before it writes a checkpoint, and ``on_failure`` with the message of each
     failure. ``failures`` collects these messages. ``patience``: seconds that ``submit`` waits for the
-    previous snapshot. ``shard_bytes``: maximum bytes of a file with tensors. Only the process that holds the
-    run's lock may have a writer. Raises PlanError if the folder of checkpoints is a symbolic link.
+    previous snapshot. ``shard_bytes``: maximum size, in bytes, of a file with tensors. Only the process that
+    holds the run's lock may have a writer. Raises PlanError if the folder of checkpoints is a symbolic link.
     """
 
     def __init__(
@@ -228,7 +228,8 @@ class Writer:
 def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
     """Write a snapshot into a new folder, flush it to the disk, and return the sha256 of the manifest.
 
-    ``shard_bytes``: maximum bytes of a file with tensors. The manifest is written last. Raises OSError.
+    ``shard_bytes``: maximum size, in bytes, of a file with tensors. The manifest is written last. Raises
+    OSError.
     """
     os.mkdir(path)
     files: dict[str, FileEntry] = {}

@@ -203,7 +203,7 @@ def _renamed(text: str, renames: dict[str, str]) -> str:
     return "".join(lines)
 
 
-LONGEST = 1 << 20  # most bytes of a file
+LONGEST = 1 << 20  # maximum size of a file in bytes
 
 
 def import_settings(project: str, file: Path, out: Path) -> int:

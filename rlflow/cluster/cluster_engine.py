@@ -551,7 +551,8 @@ class ClusterEngine(Engine):
     def _nearest(
         self, batch: Batch, call_options: CallOptions, among: Collection[str] | None = None
     ) -> Pool[Worker]:
-        """Return the pool in ``call_options``, or without one the pool that stores most bytes of the batch.
+        """Return the pool in ``call_options``, or without one the pool that stores the most bytes of the
+        batch.
 
         ``among``: names of the pools from which to choose; None means all.
         """

@@ -49,7 +49,7 @@ RAY, RENDEZVOUS = "r", "meeting"
 STORE = 512 << 20  # bytes of a local Ray's shared memory, for columns and weights in transit
 # longest path of a socket within Ray's folder
 SESSION = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-SOCKET = 107  # maximum bytes of a socket's path
+SOCKET = 107  # maximum size of a socket's path in bytes
 REACH_SECONDS = 30.0  # time limit to join a running Ray
 START_SECONDS = 120.0  # time limit to start a Ray
 LOOK = 1.0  # seconds between two checks whether a pool is placed

@@ -25,8 +25,8 @@ EVERY = 2.0  # seconds between two checks of a joined controller
 # seconds without a connection after which the controller counts as lost; Ray's own code ends this process
 # after 60 seconds
 GONE = 30.0
-SHOWN = 60  # maximum characters shown of another server's answer
-LOGGED = 300  # maximum characters shown of Ray's last line before it ended a process
+SHOWN = 60  # maximum number of characters shown of another server's answer
+LOGGED = 300  # maximum number of characters shown of Ray's last line before it ended a process
 # The program of the child that joins a Ray cluster. It prints Ray's error, if any.
 JOIN = """
 import os, sys, ray

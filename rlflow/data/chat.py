@@ -32,7 +32,7 @@ STOPS = 5
 # A rendered conversation may have LONGEST characters plus REPEATS times its own length.
 LONGEST = 1 << 18
 REPEATS = 8
-PORTION = 1 << 22  # maximum characters sent at once, because the memory of the rendering process is limited
+PORTION = 1 << 22  # maximum number of characters sent at once; the rendering process has limited memory
 THOUGHT = "</think>"  # templates recognise the end of a thought by this text
 SEPARATE = "make each turn of the assistant a completion of its own, with the earlier turns in its prompt"
 PROGRAM = Path(__file__).with_name("rendering.py")

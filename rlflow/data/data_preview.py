@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlflow.author.batch import Batch
 
 STEP = 1024  # records that are encoded at once
-PLACES = 8  # maximum places listed for each cause
+PLACES = 8  # maximum number of places listed for each cause
 
 
 @dataclass(frozen=True)

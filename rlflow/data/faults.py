@@ -19,17 +19,17 @@ CAUSES: Mapping[Cause, str] = {  # cause → description, in the order of messag
     "wording": "refused by the tokenizer or its chat template",
     "too_long": "too long",
 }
-CHARACTERS = 2**20  # maximum characters of records that are encoded at once
+CHARACTERS = 2**20  # maximum number of characters in records that are encoded at once
 SHOWN = 3  # maximum faults that an error describes in full
-PLACES = 8  # maximum places that a message lists for each cause
+PLACES = 8  # maximum number of places that a message lists for each cause
 
 
 @dataclass(frozen=True)
 class Room:
     """The maximum number of tokens that a model accepts. None means no limit."""
 
-    prompt: int | None = None  # maximum tokens of a prompt
-    row: int | None = None  # maximum tokens of a prompt and its response together
+    prompt: int | None = None  # maximum number of tokens in a prompt
+    row: int | None = None  # maximum number of tokens in a prompt and its response together
     why: str = ""  # where the limits come from, as the end of a message
 
     def __str__(self) -> str:

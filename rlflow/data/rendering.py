@@ -3,9 +3,9 @@
 A template is a program by the model's author. This program runs as a script and imports nothing of rlflow
 except the sandbox in `rlflow.processes.sandbox`. Each line of standard input is a JSON object with
 ``template``, ``variables``, ``seconds`` of CPU time, and ``conversations``: a list of (messages, maximum
-characters of their text). The program answers each conversation with a line: ``{"text": …}``, ``{"error":
-…}`` if the template refuses it, or ``{"limit": …}`` if it exceeds a limit. If the request takes longer than
-``seconds``, the kernel kills the process.
+number of characters in their text). The program answers each conversation with a line: ``{"text": …}``,
+``{"error": …}`` if the template refuses it, or ``{"limit": …}`` if it exceeds a limit. If the request takes
+longer than ``seconds``, the kernel kills the process.
 
 Templates get the same Jinja sandbox, filters and functions as in transformers 5, so that they render the same
 text.
@@ -28,7 +28,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlflow.processes.sandbox import limits, sandboxes
 
-MEMORY = 1 << 30  # maximum bytes of this process
+MEMORY = 1 << 30  # maximum size of this process in bytes
 LIMITS = {
     resource.RLIMIT_AS: MEMORY,
     resource.RLIMIT_FSIZE: 0,
@@ -92,7 +92,7 @@ def compiled(text: str) -> Template:
 def answer(request: Mapping[str, Any], messages: Any, longest: int) -> bytes:
     """Render one conversation, and return the line of output that answers it.
 
-    ``longest``: maximum characters of the rendered text.
+    ``longest``: maximum number of characters in the rendered text.
     """
     try:
         return json.dumps(rendered(request, messages, longest)).encode()
@@ -103,7 +103,7 @@ def answer(request: Mapping[str, Any], messages: Any, longest: int) -> bytes:
 def rendered(request: Mapping[str, Any], messages: Any, longest: int) -> dict[str, str]:
     """Render one conversation, and return {"text": …}, {"error": …} or {"limit": …}.
 
-    ``longest``: maximum characters of the rendered text. Raises MemoryError.
+    ``longest``: maximum number of characters in the rendered text. Raises MemoryError.
     """
     try:
         text = compiled(request["template"]).render(

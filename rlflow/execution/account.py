@@ -251,7 +251,7 @@ class Ledger:
     """
 
     def __init__(self, graph: Graph, axes: Mapping[int, Axis], longest: float = math.inf) -> None:
-        """Start without outcomes. ``longest``: the maximum number of tokens of a follow-up prompt."""
+        """Start without outcomes. ``longest``: the maximum number of tokens in a follow-up prompt."""
         self.graph, self.axes, self.longest = graph, axes, longest
         self.updates: dict[int, UpdateRows] = {}
         # node → cause of failure of each row's episode; empty if it did not fail

@@ -48,7 +48,7 @@ class Asking:
     calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [
         [] for _ in rows
     ]
-    longest: float = math.inf  # maximum tokens of a follow-up prompt
+    longest: float = math.inf  # maximum number of tokens in a follow-up prompt
 
 
 def encoded_prompts(asking: Asking, batch: Batch, roles: Roles) -> Batch:

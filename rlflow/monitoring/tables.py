@@ -29,7 +29,7 @@ from rlflow.monitoring.metric_names import accuracies, change, is_mean, is_own, 
 from rlflow.monitoring.recorded import Recorded, as_text, differing, recorded, sampled_share
 from rlflow.monitoring.recorder import NOTES
 
-LONGEST = 400  # most characters that are shown from a turn
+LONGEST = 400  # maximum number of characters that are shown from a turn
 
 
 def last_episode(folder: Path) -> Text | None:

@@ -26,7 +26,7 @@ class Confinement:
     # folders whose files they may change, in addition to the private folder of each process
     folders: tuple[str, ...] = ()
     network: bool = False  # whether they may open network connections
-    memory: int | None = None  # most bytes of memory for each process; None: a share of the machine's memory
+    memory: int | None = None  # maximum bytes of memory per process; None: a share of the machine's memory
 
     def words(self, built_in: bool, folder: str) -> str:
         """Return a worker's permissions as JSON, for its command line.

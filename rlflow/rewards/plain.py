@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-LONGEST = 1 << 16  # most characters of an answer that is evaluated
+LONGEST = 1 << 16  # maximum number of characters in an answer that is evaluated
 WORDS = re.compile(r"[\w\s,|+-]*", re.ASCII)  # a board, a matrix or letters: nothing that could be called
 SUM = re.compile(r"(?!.*\*\s*\*)[\d\s+\-*/().]*", re.ASCII | re.DOTALL)
 CHARACTERS = re.compile(r"[A-Za-z0-9\s+\-*/^().,]*", re.ASCII)

@@ -25,7 +25,7 @@ NAN = float("nan")
 SCORE = "score"  # the key of the score in a returned dictionary
 # The key of the answer extracted from the response in a returned dictionary, as in verl.
 ANSWER = "pred"
-LONGEST = 1000  # most characters of an answer in a message
+LONGEST = 1000  # maximum number of characters in an answer in a message
 OTHERS = 32  # most further numbers that are logged for a row
 NOT_HELD = "too large for float32: scale it down"
 RETURNED = "the function returned"

@@ -252,7 +252,7 @@ def shown(folder: Path) -> str:
 
 
 FILE = "rewards.txt"
-LIMIT = 1 << 20  # maximum bytes of the file
+LIMIT = 1 << 20  # maximum size of the file in bytes
 
 
 class Printed:

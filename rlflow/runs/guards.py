@@ -169,7 +169,7 @@ HALF = 0.5  # share of the change that adapters have learned
 OVERFLOWS = 1e18  # the squares of larger numbers overflow float32
 # the cause of missing rewards if the user's function raised; it prints the traceback
 RAISED = "raised"
-LONGEST = 300  # maximum characters of a reward's message in a warning
+LONGEST = 300  # maximum number of characters in a reward's message in a warning
 
 
 def mismatch_warnings(options: Options, figures: Mapping[Figure, float], role: str = "") -> Iterator[str]:
@@ -206,7 +206,7 @@ def short_repeat_warnings(plan: Plan, figures: Mapping[Figure, float]) -> Iterat
 
 
 ROWS = 4
-WEIGHT_CHECK_TOKENS = 64  # maximum tokens of a row in a weight check
+WEIGHT_CHECK_TOKENS = 64  # maximum number of tokens per row in a weight check
 # how many times further from 1 the mean factor may be than in float32. Unlikely tokens have the largest
 # rounding errors, and a prompt may contain them: Gemma 3 270M has factors of 1.03 to 1.08 between two engines
 # of equal precision.

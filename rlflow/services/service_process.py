@@ -29,7 +29,7 @@ from rlflow.processes.watchdog import process_tag
 GRACE = 5.0  # seconds between the request to end and the kill
 LINES = 12  # last lines of a service's output that a message shows
 BEGUN = "--- "  # prefix of the line that each start writes into the file
-LONGEST = 1 << 16  # most bytes of a line of the output; longer lines are split
+LONGEST = 1 << 16  # maximum size of a line of the output in bytes; longer lines are split
 OUTPUT_SECONDS = 1.0  # most seconds to wait for the rest of the output after the process has ended
 TAIL = 8192  # last bytes of the output in which these lines are searched
 

@@ -15,8 +15,8 @@ def accuracy(
 ) -> float:
     """Return the share of right answers.
 
-    ``file``: JSON Lines with prompt and answer. ``tokens``: maximum tokens of an answer. ``right``: scores an
-    answer. ``dtype``: dtype of the computation.
+    ``file``: JSON Lines with prompt and answer. ``tokens``: maximum number of tokens in an answer. ``right``:
+    scores an answer. ``dtype``: dtype of the computation.
     """
     records = [json.loads(line) for line in Path(file).read_text().splitlines()]
     trains, side = model.training, tokenizer.padding_side

@@ -27,7 +27,7 @@ from rlflow.cluster.sharding.split import balanced, units_of_rows
 from rlflow.execution.engine import CallOptions
 from rlflow.runs.api import Roles, roles
 
-STARTED = 300.0  # maximum seconds for workers to start
+STARTED = 300.0  # maximum number of seconds for workers to start
 POOL = "all"
 HALF = "half"
 FLOW = f"""

@@ -27,8 +27,8 @@ class System:
     """The system that runs TRL's trainer. The trainer runs in a thread and waits between turns.
 
     ``cell["flags"]``: model, data, reward (FILE.py:function of completion and answer), prompts, samples,
-    tokens (maximum tokens of a response), lengths (a file; without it, the model ends its responses itself),
-    lr, dtype (bfloat16: autocast with float32 weights), iterations, held_out (a file of questions),
+    tokens (maximum number of tokens in a response), lengths (a file; without it, the model ends its responses
+    itself), lr, dtype (bfloat16: autocast with float32 weights), iterations, held_out (a file of questions),
     eval_every.
     """
 

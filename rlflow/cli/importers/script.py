@@ -14,9 +14,11 @@ ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "2>&1", "&>"}  # words that end a 
 SET = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S*|\"[^\"\n]*\"|'[^'\n]*')\s*(?:#.*)?$")
 NAMED = re.compile(r"\$(?:\{(\w{1,100})(?::-([^}]{0,1000}))?\}|(\w{1,100}))")
 CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
-LONGEST = 1 << 16  # most characters of a script without its comments; shlex needs seconds for longer scripts
-ROOM = 1 << 20  # most characters of all substituted variables together
-DIGITS = 64  # most characters of a string that is read as a number
+LONGEST = (
+    1 << 16
+)  # maximum characters in a script without comments; shlex takes seconds if it is longer
+ROOM = 1 << 20  # maximum number of characters in all substituted variables together
+DIGITS = 64  # maximum number of characters in a string that is read as a number
 
 
 def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None:

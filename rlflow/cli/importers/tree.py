@@ -14,7 +14,7 @@ from rlflow.errors import PlanError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MOST = 20_000  # most values, counted again for each alias
-LONGEST = 1 << 20  # most characters of all values together
+LONGEST = 1 << 20  # maximum number of characters in all values together
 DEEPEST = 32  # most levels
 DIGITS = 64  # most digits of a number
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")

@@ -13,7 +13,7 @@ from typing import Any
 
 LENGTH, REPLY = struct.Struct("!I"), struct.Struct("!i")
 FILES = 3  # stdin, stdout and stderr of the client
-LONGEST = 1 << 24  # maximum bytes of a request
+LONGEST = 1 << 24  # maximum size of a request in bytes
 
 
 @dataclass(frozen=True)

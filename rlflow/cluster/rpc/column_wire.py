@@ -271,9 +271,9 @@ def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT) -> Batch
     The tensors are views of ``data`` and keep it alive. Do not write into them, and do not change ``data``
     while they are used. A buffer is copied if its memory is not aligned to its item size.
 
-    ``limit``: maximum bytes of a frame. Raises WireError if ``data`` is not a valid frame. A checksum covers
-    the prefix and the header, but not the payload: a changed byte in the payload changes a value without an
-    error. Sizes are checked before memory is allocated.
+    ``limit``: maximum size of a frame in bytes. Raises WireError if ``data`` is not a valid frame. A checksum
+    covers the prefix and the header, but not the payload: a changed byte in the payload changes a value
+    without an error. Sizes are checked before memory is allocated.
     """
     frame = _bytes_of(data)
     header, start = _opened(frame, limit)

@@ -15,8 +15,8 @@ from rlflow.author.batch import Data
 from rlflow.author.columns import Kind, Level
 from rlflow.errors import printable
 
-LIMIT = 1 << 36  # maximum bytes of a frame
-HEADER_LIMIT = 1 << 24  # maximum bytes of a header
+LIMIT = 1 << 36  # maximum size of a frame in bytes
+HEADER_LIMIT = 1 << 24  # maximum size of a header in bytes
 DIMENSIONS = 8
 KEYS = 2  # numbers in a row's key, if the header does not give their count
 LONGEST_PATH = 256

@@ -29,7 +29,7 @@ from rlflow.author.copy_on_write import FileMemory
 from rlflow.cluster.rpc.column_wire import BatchFrame
 
 LIMIT = 1 << 30  # maximum size of one sender's shared memory, in bytes
-# maximum bytes of a frame that is sent inside a call; a call with several such frames must fit into
+# maximum size in bytes of a frame that is sent inside a call; a call with several such frames must fit into
 # `sockets.LARGEST`
 SMALL = 16 << 10
 HEAD = 64  # bytes of a segment before the frame: its identity, and whether it is in use

@@ -22,7 +22,8 @@ from rlflow.cluster.rpc.rank_transport import Gone
 from rlflow.cluster.rpc.replies import content, raised, reply
 
 CONNECTIONS = 2  # connections to each worker, as many as it has threads for short calls
-# maximum bytes of a frame: the kernel accepts this many at once, even if the receiving process is stopped
+# maximum size of a frame in bytes: the kernel accepts this many at once, even if the receiving process is
+# stopped
 LARGEST = 64 << 10
 ATTEMPTS = 100  # attempts to connect before a worker stops listening
 

@@ -42,7 +42,7 @@ class WeightEdge:
     from_pool: str  # pool of the trainer
     to_pool: str  # pool of the generator
     bytes: int | None  # bytes over all ranks; None if the number of parameters is unknown
-    # with a transfer plan: the maximum bytes that a rank receives, and the lower bound for any plan
+    # with a transfer plan: the maximum number of bytes that a rank receives, and the lower bound for any plan
     each: int | None = None
     # with a transfer plan ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen``, else ``whole``
     transport: str = "whole"

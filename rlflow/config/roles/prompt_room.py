@@ -23,7 +23,7 @@ STRETCHED = ("linear", "dynamic", "yarn")
 
 
 def room(graph: Graph, roles: Roles, rewards: Iterable[str], responses: bool) -> Room:
-    """Return the maximum tokens of prompts and rows that the models of a run accept.
+    """Return the maximum number of tokens in prompts and rows that the models of a run accept.
 
     If the flow samples, prompts are limited so that the sampled tokens fit after them. If the data have
     responses (``responses``), complete rows are limited. ``rewards``: the values of ``--reward``. Raises
@@ -102,7 +102,8 @@ def boundaries(folder: Path | None) -> list[Boundary]:
 def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | None) -> int:
     """Return an upper bound for the tokens of a row in this run, including its prompt.
 
-    Returns 0 if follow-up prompts have no length limit. ``max_prompt``: maximum tokens of a follow-up prompt.
+    Returns 0 if follow-up prompts have no length limit. ``max_prompt``: maximum number of tokens in a
+    follow-up prompt.
     """
     nodes = list(used_nodes(graph))
     asks = any(node.op is Op.ASK for node in nodes)
@@ -117,7 +118,8 @@ def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | Non
 
 
 def positions_of(folder: Path) -> int | None:
-    """Return the maximum tokens of a row that a model supports; None if its configuration does not say."""
+    """Return the maximum number of tokens per row that a model supports; None if its configuration does not
+    say."""
     # If the configuration is damaged, loading the model reports the error.
     config = pretrained.read_object(folder / pretrained.CONFIG)
     text = own if isinstance(own := config.get("text_config"), dict) and own else config

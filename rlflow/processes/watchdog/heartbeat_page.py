@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 BEATS = struct.Struct("<Q")
 ENTRY = struct.Struct("<Qdq88s")  # number, seconds, iteration, name
-NAME = 88  # most bytes of a name
+NAME = 88  # maximum size of a name in bytes
 PLACES = 36  # number of entries in the page; if more nodes run, they are not recorded
 SIZE = BEATS.size + PLACES * ENTRY.size
 

@@ -85,8 +85,8 @@ def check_place(folder: str | os.PathLike[str]) -> None:
 def place(longest: int = 4096, first: Iterable[str] = ()) -> str:
     """Return the first folder for temporary files in which other users cannot replace this user's files.
 
-    The function tries ``first``, then TMPDIR, then the system's folders. ``longest``: maximum bytes of the
-    path. Raises NotPrivate, with the reason for each folder.
+    The function tries ``first``, then TMPDIR, then the system's folders. ``longest``: maximum size of the
+    path in bytes. Raises NotPrivate, with the reason for each folder.
     """
     problems = []
     for folder in dict.fromkeys([*first, tempfile.gettempdir(), *PLACES]):

@@ -36,7 +36,7 @@ from rlflow.rewards.reward_worker import RequestWorker, begun
 from rlflow.rewards.scorers import user_module
 from rlflow.rewards.together import SideBySide
 
-LONGEST = 1 << 17  # most characters of an environment message; longer text is cut
+LONGEST = 1 << 17  # maximum number of characters in an environment message; longer text is cut
 LOGGED = 32  # most numbers in a turn's log
 
 # ["open", number, columns, seed], ["step", number, said], ["tools", number, calls] or ["end", number]

@@ -33,7 +33,7 @@ LANGUAGES = ("python",)  # supported languages
 SECONDS, LONGEST = 10.0, 60.0  # time limit of a request: default, maximum
 MEGABYTES, MOST_MEGABYTES = 512, 4096  # memory limit of a request: default, maximum
 FILES = 1000  # most files of a request
-BODY = 16 << 20  # most bytes of a request's body
+BODY = 16 << 20  # maximum size of a request's body in bytes
 PREFIX = "rlflow-code-"  # prefix of the names of servers' temporary folders
 
 

@@ -77,8 +77,8 @@ class Vectors:
 
 
 MOST = 1000  # most queries in a request, and most documents for a query
-# most characters of all queries in a request: splitting longer ones into words would delay other requests by
-# seconds
+# maximum number of characters in all queries in a request: splitting longer ones into words would delay other
+# requests by seconds
 LONGEST = 1 << 18
 
 

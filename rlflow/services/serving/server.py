@@ -21,7 +21,7 @@ from rlflow.processes.declare import PORT
 DEFAULT_PORT = 8000
 EXTRA = "services"
 OPEN = ("/health",)  # paths that need no token
-LONGEST = 64 << 20  # most bytes of a request's body
+LONGEST = 64 << 20  # maximum size of a request's body in bytes
 
 
 def application(
@@ -33,9 +33,9 @@ def application(
     """Return a FastAPI application with `/health` and `/metrics`.
 
     `/health` returns the result of ``health``. If the environment variable RLFLOW_SERVE_TOKEN is set, all
-    paths except `/health` require this token as ``Authorization: Bearer``. ``longest``: maximum bytes of a
-    request's body. ``end``: a function that is called when the server ends. Raises PlanError if a package is
-    missing.
+    paths except `/health` require this token as ``Authorization: Bearer``. ``longest``: maximum size of a
+    request's body in bytes. ``end``: a function that is called when the server ends. Raises PlanError if a
+    package is missing.
     """
     fastapi, prometheus = require("fastapi", EXTRA), require("prometheus_client", EXTRA)
     responses, exceptions = require("fastapi.responses", EXTRA), require("fastapi.exceptions", EXTRA)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlflow.training.weight_sync.transport import TransferError
 
-LARGEST = 256 << 20  # maximum bytes that one rank may send
+LARGEST = 256 << 20  # maximum number of bytes that one rank may send
 TEXT = TypeAdapter(str)
 T = TypeVar("T")
 

@@ -141,7 +141,7 @@ class TransferPlan:
     """All moves that change one layout of a model into another, divided into buckets."""
 
     ranks: int  # ranks of trainers and generators together
-    limit: int  # maximum bytes of a bucket, for each rank and direction
+    limit: int  # maximum size of a bucket in bytes, for each rank and direction
     templates: tuple[Template, ...]  # templates, indexed by their number
     names: Mapping[str, tuple[int, str]]  # tensor → (number of its template, dtype on the wire)
     buckets: tuple[Bucket, ...]  # in transfer order

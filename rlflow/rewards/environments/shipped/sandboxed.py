@@ -17,7 +17,7 @@ from rlflow.processes.sandbox import limits
 from rlflow.processes.watchdog.process_tag import MARK
 
 PROGRAM = "rlflow.rewards.environments.shipped.sandbox"
-OUTPUT = 1 << 20  # most bytes of each stream that are kept; the rest is read and discarded
+OUTPUT = 1 << 20  # maximum number of bytes of each stream that are kept; the rest is read and discarded
 
 
 class Ended(NamedTuple):
