@@ -19,7 +19,7 @@ from rlflow.algorithms.ppo import PPO, normalise, policy_loss, value_loss
 
 @dataclass(frozen=True)
 class TurnPPO(PPO):
-    max_tokens: Annotated[int, Ge(1)] = 4096  # longest episode, including messages of the environment
+    max_tokens: Annotated[int, Ge(1)] = 4096  # longest episode, including messages from the environment
 
 
 @stage(gives="rewards", dispatch=DP_COMPUTE)

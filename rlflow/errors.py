@@ -158,7 +158,7 @@ class RemoteFailure:
         return f"{self.type}: {self.text}"
 
     def add_notes_to(self, error: BaseException) -> None:
-        """Add the notes to an error of this process, so that its traceback prints them."""
+        """Add the notes to an error raised in this process, so that its traceback prints them."""
         for note in self.notes:
             error.add_note(note)
 

@@ -1,4 +1,4 @@
-"""Train the packaged model with the `sft` flow on answers of a simulated pupil who makes mistakes.
+"""Train the packaged model with the `sft` flow on answers from a simulated pupil who makes mistakes.
 
     python -m rlflow.benchmarks.arithmetic FOLDER      # make base-model
 
@@ -91,7 +91,7 @@ def questions() -> Dataset:
 
 
 def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterator[dict[str, str]]:
-    """Yield each question ``copies`` times, each time with an answer of the pupil.
+    """Yield each question ``copies`` times, each time with an answer from the pupil.
 
     ``forgets``: probability that the pupil forgets a carry or sign. ``slips``: probability that a digit is
     wrong.

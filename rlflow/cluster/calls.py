@@ -353,7 +353,7 @@ class Calls:
     def answers(
         self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], call_options: CallOptions
     ) -> dict[int, Answer]:
-        """Wait for the answers of several ranks. Return rank → answer.
+        """Wait for the answers from several ranks. Return rank → answer.
 
         ``refs``: rank → the reference that ``ask`` returned.
         """

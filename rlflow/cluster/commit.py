@@ -145,7 +145,7 @@ class Workers:
             assert trainer is not None
             try:
                 yield role, unpack_tensors(trainer.pool.transport.future(copy.ref).result(READ_SECONDS))
-            except Exception as error:  # one of Ray's many errors, or an error of the worker
+            except Exception as error:  # one of Ray's many errors, or an error from the worker
                 raise RemoteError(f"the copy of the state of '{role}' cannot be read: {error}") from error
 
     def restore(self, commit: Commit) -> None:

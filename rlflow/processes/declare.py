@@ -89,7 +89,7 @@ def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict
     """Return the declared services in their order, and the other flags unchanged.
 
     ``values``: flag without its dashes → value, as ``parse_flags`` and ``read_toml`` return it. Raises one
-    PlanError with the errors of all services.
+    PlanError that lists the errors of all services.
     """
     written: dict[str, dict[str, Any]] = {}
     others: dict[str, Any] = {}

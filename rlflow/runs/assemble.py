@@ -81,7 +81,7 @@ class RunParts:
 def assemble(parts: RunParts) -> RunContext:
     """Make the plan of a run, load its models, and return the run.
 
-    Raises PlanError, and the errors of the judge.
+    Raises PlanError, and the judge's errors.
     """
     graph, options, roles = parts.program.graph, parts.config.options, parts.placed.roles
     sets = parts.held_out.judged(parts.rewards) if graph.evaluation is None else ()
@@ -158,7 +158,7 @@ class _Started:
         self.runtime.close()
 
     def reasons(self) -> dict[Cause, Reason]:
-        """Return the first message of each cause of missing scores."""
+        """Return the first message for each cause of missing scores."""
         return {**self.runtime.reasons(), **self.environments.reasons()}
 
 

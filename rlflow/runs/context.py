@@ -103,7 +103,7 @@ class RunStart:
 
     iteration: int = 0
     before: Accuracy | None = None  # accuracy of the first weights; None if not yet measured
-    answers: list[dict[str, str]] = field(default_factory=list)  # answers of the first weights
+    answers: list[dict[str, str]] = field(default_factory=list)  # answers sampled with the first weights
     # accuracy of the weights at this point; None if they were not evaluated
     here: Accuracy | None = None
 

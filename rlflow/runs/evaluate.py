@@ -264,7 +264,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def by_source(name: str, sources: Sequence[str], right: Sequence[float]) -> dict[str, float]:
-    """Return the share of right answers of each source, as ``name/SOURCE``.
+    """Return the share of right answers for each source, as ``name/SOURCE``.
 
     ``sources``: the source of each answer; empty if the data have only one source. ``right``: 1 for each
     right answer, otherwise 0.

@@ -228,7 +228,7 @@ class Records:
 
     @contextlib.contextmanager
     def evaluation(self, iteration: int) -> Iterator[KeepAnswers]:
-        """Return a context whose value is a function that writes the answers of an evaluation to a file.
+        """Return a context whose value is a function that writes an evaluation's answers to a file.
 
         ``iteration``: the number of iterations before the evaluation.
         """

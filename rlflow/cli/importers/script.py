@@ -14,9 +14,7 @@ ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "2>&1", "&>"}  # words that end a 
 SET = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S*|\"[^\"\n]*\"|'[^'\n]*')\s*(?:#.*)?$")
 NAMED = re.compile(r"\$(?:\{(\w{1,100})(?::-([^}]{0,1000}))?\}|(\w{1,100}))")
 CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
-LONGEST = (
-    1 << 16
-)  # maximum characters in a script without comments; shlex takes seconds if it is longer
+LONGEST = 1 << 16  # maximum number of characters in a script without comments; shlex is slow above this
 ROOM = 1 << 20  # maximum number of characters in all substituted variables together
 DIGITS = 64  # maximum number of characters in a string that is read as a number
 

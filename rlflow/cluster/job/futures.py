@@ -52,7 +52,7 @@ def wait(
     """Wait until calls end. Return two lists: the futures that have ended, and the futures that have not.
 
     A future has ended if all its answers have arrived, or if it has an error. The function returns when
-    ``count`` futures have ended (None: all of them), or after ``seconds``. It raises no error of a call;
+    ``count`` futures have ended (None: all of them), or after ``seconds``. It does not raise a call's error;
     ``Future.result`` does.
     """
     enough, limit = len(futures) if count is None else count, time.monotonic() + seconds

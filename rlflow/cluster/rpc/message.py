@@ -187,7 +187,7 @@ def _label(sent: str | list[str]) -> Label:
 
 
 class Answer(NamedTuple):
-    """The answer of a worker to a call."""
+    """A worker's answer to a call."""
 
     key: int = 0  # key under which the worker stores the shard
     rows: int = 0  # rows of the shard

@@ -49,7 +49,7 @@ class Watcher(Protocol):
 
 
 class Future(Generic[R]):
-    """The answers of several workers to one call. ``result`` waits for them.
+    """The answers from several workers to one call. ``result`` waits for them.
 
     ``what``: the name of the call, for messages. ``at``: the workers. ``refs``: references to their answers,
     in the order of ``at``. ``seconds``: the deadline. ``merge``: a function that makes the result from the
@@ -163,7 +163,7 @@ class Future(Generic[R]):
 
 
 class SocketFuture(Future[R]):
-    """The answers of several workers to a short call over sockets.
+    """The answers from several workers to a short call over sockets.
 
     ``calls``: the calls in progress, with a connection to each worker in ``at``.
     """

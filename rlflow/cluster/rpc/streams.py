@@ -19,7 +19,7 @@ from rlflow.processes.deadline import LOOK
 
 
 class Streams(Future[list[Any]]):
-    """The answers of several ranks to one call that each rank answers several times.
+    """The answers from several ranks to one call. Each rank answers several times.
 
     ``streams``: rank → the iterator that ``Pool.run_chunks`` returned. ``seconds``: the deadline of the
     complete call. ``note``: a function that gets each set of answers, as rank → answer.
@@ -45,7 +45,7 @@ class Streams(Future[list[Any]]):
         self.pool, self._ranks, self._note = pool, tuple(streams), note
 
     def next(self) -> dict[int, Any]:
-        """Wait for the next answer of each rank. Return rank → answer.
+        """Wait for the next answer from each rank. Return rank → answer.
 
         Raises the same errors as ``Future.result``.
         """

@@ -26,7 +26,7 @@ SAMPLED = ("completion", "finish")  # columns of a sampled answer, in addition t
 
 @dataclass(frozen=True)
 class Judgement:
-    """The score and the extracted answer of each row."""
+    """Each row's score and extracted answer."""
 
     scores: Tensor  # float [rows]; NaN for a missing score
     extracted: tuple[str | None, ...]  # the answer in each response; None if the judge found none

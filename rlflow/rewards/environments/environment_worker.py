@@ -204,9 +204,9 @@ def _takes_seed(reset: Callable[..., Any]) -> bool:
 def _use(episode: Any, name: str, arguments: Mapping[str, Any]) -> Any:
     """Call a tool, and return its result as text: strings unchanged, other values as JSON.
 
-    If the tool raises, the error's text is the result, so that the model can call the tool differently. An
-    error of an unreachable service is raised, since the model did not cause it. For an async tool, returns an
-    awaitable.
+    If the tool raises, the error's text is the result, so that the model can call the tool differently. If a
+    service cannot be reached, the error is raised, since the model did not cause it. For an async tool,
+    returns an awaitable.
     """
     try:
         result = getattr(episode, name)(**arguments)
