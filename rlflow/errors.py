@@ -111,7 +111,7 @@ class StageError(Exception):
     place: Place | None = None  # place of the call in the flow
     columns: Mapping[str, str] = field(default_factory=dict)  # input → its padded shape
     then: str = ""  # which part of the run is saved, and how to continue it
-    # the last lines of the user's own files in the traceback; the line that raised comes first
+    # the last lines from the user's own files in the traceback; the line that raised comes first
     lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ class RemoteFailure:
 
     type: str  # the name of the exception's class
     text: str
-    # the last lines of the user's own files in the traceback; the line that raised comes first
+    # the last lines from the user's own files in the traceback; the line that raised comes first
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # notes for a full traceback, such as the traceback in the other process
     place: str = ""  # path:line of the user's line that raised; without one, of the line that raised
@@ -188,7 +188,7 @@ class RemoteError(Exception):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The lines of the user's files in the traceback of the other process's error."""
+        """The lines from the user's files in the traceback of the other process's error."""
         return self.failure.lines if self.failure is not None else ()
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 FAMILIES = ("float", "uint", "int", "bool")
-# prefix of columns that hold fields of the data as JSON, for rewards; a stage cannot use it
+# prefix of columns that hold fields in the data as JSON, for rewards; a stage cannot use it
 FIELD = "data."
 
 SOURCE = "data:source"  # text column: the data source of each row, if there are several

@@ -23,7 +23,7 @@ class Of(StrEnum):
     SOURCE = "source"  # the scores of the rows of one data source
     WEIGHT_CHECK = "canary"  # weight check: fixed tokens that the trainer and the generator of a role score
     ROW_OUTCOME = "fate"  # outcomes of sampled rows
-    LEFT_OUT = "left out"  # a reason why records of the data are skipped
+    LEFT_OUT = "left out"  # a reason why records in the data are skipped
     STATE = "state"  # a scalar of the flow that keeps its value from one iteration to the next
     RUN = "run"  # the full iteration
     EVALUATION = "evaluation"  # prompts held out from the data; ``part`` is the data source

@@ -135,7 +135,7 @@ def flow(
 ) -> Any:
     """Make a flow from a function of (prompts, roles…, hp).
 
-    data: the columns of the data that the flow reads in addition to ``prompt`` and ``answer``, as name →
+    data: the columns from the data that the flow reads in addition to ``prompt`` and ``answer``, as name →
     kind.
 
     state: a function of the settings that returns name → initial value. rlflow keeps these scalars from one

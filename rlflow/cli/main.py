@@ -142,7 +142,7 @@ def import_(
     ],
     out: Annotated[str, typer.Option("--out", "-o", help="the configuration file to write")] = "run.toml",
 ) -> None:
-    """Write a configuration file from a script of another project, and report the result for each of its
+    """Write a configuration file from another project's script, and report the result for each of its
     settings."""
     from rlflow.cli.new import import_settings
 

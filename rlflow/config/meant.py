@@ -76,7 +76,7 @@ def unknown_own(name: str, known: Known) -> Problem:
 def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
     """Return the problem to report if the first part of a dotted flag is unknown.
 
-    ``heads``: the possible first parts. If the last part is a setting of another project, the message
+    ``heads``: the possible first parts. If the last part is a setting from another project, the message
     suggests rlflow's flag for it.
     """
     head, _, rest = name.partition(".")
@@ -132,7 +132,7 @@ class _Search:
         yield from (*OF_THE_RUN, *sorted(name for name in self.settings if "." not in name), *SETTINGS)
 
     def word(self, name: str) -> str | None:
-        """Return rlflow's flag for a setting of another project; None if this flow has no such flag.
+        """Return rlflow's flag for a setting from another project; None if this flow has no such flag.
 
         If several flags together correspond to it, they are joined by "and".
         """

@@ -34,7 +34,7 @@ TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "boo
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of the data: its prompt, with its answer, responses and further columns."""
+    """One record in the data: its prompt, with its answer, responses and further columns."""
 
     prompt: str | tuple[Message, ...]
     answer: str | None = None  # the right answer
@@ -43,7 +43,7 @@ class Record:
     # Declared column → value; for a field that rewards read, its column → its value as JSON.
     more: Mapping[str, Any] = field(default_factory=dict)
     place: Place | None = field(default=None, compare=False)  # file and line
-    # The record's number among all records of the data, from 0; unreadable records count too.
+    # The record's number among all records in the data, from 0; unreadable records count too.
     number: int = field(default=0, compare=False)
 
     @property

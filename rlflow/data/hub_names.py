@@ -18,7 +18,7 @@ MODEL = re.compile(rf"{REPOSITORY}(?:@(?P<revision>[\w./-]+))?")
 DATA = re.compile(
     rf"{REPOSITORY}(?:@(?P<revision>refs/[\w/-]+|[\w.-]+))?(?::(?P<config>[\w.-]+))?(?:/(?P<split>[\w.-]+))?"
 )
-# A string with one of these suffixes names a file of this machine, even if the file is missing.
+# A string with one of these suffixes names a file on this machine, even if the file is missing.
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt", ".arrow", ".py", ".toml", ".gz", ".zip")
 SNAPSHOT = re.compile(r"(?P<kind>models|datasets)--(?P<repository>.+)/snapshots/(?P<commit>[0-9a-f]{40})")
 SHOWN = 12  # digits of a commit in messages
@@ -26,7 +26,7 @@ SHOWN = 12  # digits of a commit in messages
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository of the Hub as the user names it. ``str()`` gives the text that names it."""
+    """A repository on the Hub as the user names it. ``str()`` gives this name as a string."""
 
     kind: Literal["model", "dataset"]
     repository: str  # OWNER/NAME

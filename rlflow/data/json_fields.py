@@ -50,7 +50,7 @@ def choose_fields(
 ) -> JsonFields:
     """Choose the fields to carry: those that rewards may read, if at least one record has them.
 
-    ``chosen``: the field that the user maps to each name. ``columns``: names of columns of the data. A reward
+    ``chosen``: the field that the user maps to each name. ``columns``: names of columns in the data. A reward
     that reads one of these names gets the column, so no field is carried for it.
     """
     names = dict(wanted.names)

@@ -69,7 +69,7 @@ def told(data: Dataset, equal: Sequence[Record]) -> str:
 
 
 def check_pairs(data: Dataset, equal: Sequence[Record]) -> None:
-    """Raise PlanError if all pairs of the data have equal responses.
+    """Raise PlanError if all pairs in the data have equal responses.
 
     ``equal``: the pairs with equal responses.
     """

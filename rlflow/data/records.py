@@ -1,4 +1,4 @@
-"""Read the records of files (JSONL, Parquet, CSV, TSV), of Hugging Face dataset folders and of the Hub.
+"""Read records from files (JSONL, Parquet, CSV, TSV), from Hugging Face dataset folders, and from the Hub.
 
 Each record is a mapping with its file and line.
 """

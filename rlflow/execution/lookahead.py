@@ -153,7 +153,7 @@ class Ahead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
     def _from_rows(self, node: Node) -> bool:
-        """Return True if a node reads rows other than the rows of the data."""
+        """Return True if a node reads rows other than the data's rows."""
         read = (self.plan.graph.nodes[item.column.node].op for item in node.inputs)
         return node.op not in (Op.GENERATE, Op.REPEAT) or (
             node.op is Op.GENERATE and any(op is not Op.DATA for op in read)

@@ -77,7 +77,7 @@ class Recorded:
     def shares(self) -> list[str]:
         """The names of the accuracies of sampled answers.
 
-        Held-out prompts of the data come first, then each set of --eval.
+        Held-out prompts in the data come first, then each set of --eval.
         """
         return [*self.keys(lambda figure: figure == HELD_OUT), *self.keys(is_share_of_set)]
 
@@ -110,7 +110,7 @@ def flags_of(folder: Path) -> dict[str, Any]:
 
 
 def sampled_share(evaluation: Figures) -> float | None:
-    """Return the accuracy of sampled answers on held-out prompts of the data.
+    """Return the accuracy of sampled answers on held-out prompts in the data.
 
     Without such prompts, returns the accuracy on the first set of --eval. None if there is neither.
     """

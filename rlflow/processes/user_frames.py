@@ -1,4 +1,4 @@
-"""The lines of the user's own files in an exception's traceback, because the user can change only these.
+"""The lines from the user's own files in an exception's traceback, because the user can change only these.
 
 An exception loses its traceback when it is sent to another process. The process that raises it therefore
 writes these lines into a ``RemoteFailure``.
@@ -22,10 +22,10 @@ _OURS = str(Path(__file__).parents[1]) + os.sep  # the folder of rlflow
 
 
 def own_lines(error: BaseException) -> tuple[str, ...]:
-    """Return the last lines of the user's files in a traceback, as ``path:line, in function: source``.
+    """Return the last lines from the user's files in a traceback, as ``path:line, in function: source``.
 
-    The line nearest to the error comes first. The result is empty if the traceback has no line of the user's
-    files.
+    The line nearest to the error comes first. The result is empty if the traceback has no line from the
+    user's files.
     """
     return tuple(_line(frame, line) for frame, line in _own(error)[: -LAST - 1 : -1])
 
@@ -33,7 +33,7 @@ def own_lines(error: BaseException) -> tuple[str, ...]:
 def own_place(error: BaseException) -> str:
     """Return ``path:line`` of the user's line that is nearest to the error.
 
-    If the traceback has no line of the user's files, return the line that raised the error.
+    If the traceback has no line from the user's files, return the line that raised the error.
     """
     frames = _own(error) or list(traceback.walk_tb(error.__traceback__))
     return f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else ""

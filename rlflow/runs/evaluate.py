@@ -35,7 +35,7 @@ class Accuracy:
     """The share of held-out answers that score 1.0, sampled at temperature 1 and greedily.
 
     If the flow has its own evaluation, the share is that of the rows that the evaluation returns, and
-    ``score`` is their mean score. ``sampled`` is None if no prompts are held out of the data.
+    ``score`` is their mean score. ``sampled`` is None if no prompts are held out from the data.
     """
 
     sampled: float | None
@@ -59,7 +59,7 @@ class HeldOutSet:
 
     prompts: Batch
     judge: HeldOutJudge
-    name: str = ""  # name in --eval; empty for prompts held out of the data
+    name: str = ""  # name in --eval; empty for prompts held out from the data
 
 
 KeepAnswers = Callable[[Mapping[str, Any]], object]  # called with the record of the answers to one prompt
@@ -83,7 +83,7 @@ class Evaluation:
 
     @property
     def held_out(self) -> int:
-        """The number of prompts that are held out of the data."""
+        """The number of prompts that are held out from the data."""
         return sum(len(each.prompts) for each in self.sets if not each.name)
 
     def only(self, names: Collection[str]) -> Evaluation:
@@ -285,7 +285,7 @@ class FlowEvaluation:
 
     @property
     def held_out(self) -> int:
-        """The number of prompts that are held out of the data."""
+        """The number of prompts that are held out from the data."""
         return len(self.prompts)
 
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:

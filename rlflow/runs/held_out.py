@@ -141,7 +141,7 @@ def evaluations(
     sets: tuple[HeldOutSet, ...],
     options: Options,
 ) -> Evaluation:
-    """Return the evaluation of the role ``first``, and of each other role that answers prompts of the data.
+    """Return the evaluation of the role ``first``, and of each other role that answers prompts in the data.
 
     Figures name their role if the flow trains several language models.
     """
@@ -192,7 +192,7 @@ def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
 def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
     """Return the roles that are evaluated if held-out records can be scored.
 
-    These are the trained language models that sample from prompts of the data. If no trained model does, it
+    These are the trained language models that sample from prompts in the data. If no trained model does, it
     is the first trained one. If several roles sample in training, a role counts only if a reward scores its
     rows from these prompts, since the other roles do not answer the data's questions. In a flow that trains
     nothing, ``--eval`` evaluates all roles that sample from these prompts. Empty if the flow has its own
@@ -233,7 +233,7 @@ def policies(roles: Roles) -> list[str]:
 
 
 def answering_roles(graph: Graph) -> set[str]:
-    """Return the roles that sample from the prompts of the data or from a selection of these prompts.
+    """Return the roles that sample from the prompts in the data or from a selection of these prompts.
 
     Calls inside a `repeat` count too.
     """
@@ -249,7 +249,7 @@ def answering_roles(graph: Graph) -> set[str]:
 def scored_roles(graph: Graph) -> set[str]:
     """Return the roles with rows that a reward scores.
 
-    Only rows that were sampled from the prompts of the data, or from a selection of these prompts, count.
+    Only rows that were sampled from the prompts in the data, or from a selection of these prompts, count.
     Calls inside a `repeat` count too.
     """
     sampled: dict[int, set[str]] = {}

@@ -1,4 +1,4 @@
-"""Import the settings of other projects: find rlflow's flag for each key, and report keys without a
+"""Import the settings from other projects: find rlflow's flag for each key, and report keys without a
 counterpart.
 
 The package reads the projects' scripts and files, and has a table of keys for each project. It imports none

@@ -213,7 +213,7 @@ def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
 def _has_signal(graph: Graph) -> bool:
     """Return True if the updates learn from something other than the trained models.
 
-    This is a column of the data, a model that is not trained, or a stage that scores strings.
+    This is a column from the data, a model that is not trained, or a stage that scores strings.
     """
     trained = {use.name for use in graph.roles if use.trained}
     by_id: Mapping[int, Node] = {node.id: node for node in graph.nodes}

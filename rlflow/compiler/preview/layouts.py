@@ -47,7 +47,7 @@ class Layouts:
     def of(plan: Plan, sizes: Sizes, data: Mapping[str, RowLayout] | None = None) -> Layouts:
         """Return the layouts of a plan.
 
-        ``data``: column → layout, for columns of the data that are already stored, which is the case in the
+        ``data``: column → layout, for columns from the data that are already stored, which is the case in the
         body of a `repeat`.
         """
         layouts = Layouts(plan, sizes)

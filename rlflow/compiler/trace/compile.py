@@ -26,7 +26,7 @@ from rlflow.errors import FlowError, Place, Problem
 if TYPE_CHECKING:
     from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
-PAIR = ("chosen", "rejected")  # text fields of the data that become two rows
+PAIR = ("chosen", "rejected")  # text fields in the data that become two rows
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TraceOptions:
 
     rewards: int = 1  # number of rewards bound to ``*rewards``
     reward_reads: tuple[str, ...] = ("completion", "answer")  # columns that reward functions read
-    # columns of the data; None: the standard columns of data and the columns that the flow declares
+    # columns from the data; None: the standard columns and the columns that the flow declares
     columns: Mapping[str, Kind] | None = None
     # column → place of the reward function that reads it, for messages
     reward_places: Mapping[str, Place] = field(default_factory=dict)
@@ -211,7 +211,7 @@ def _call(
 def _data(
     tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind | None]
 ) -> dict[str, ColumnSource]:
-    """Record the node that gives the columns of the data, and return these columns."""
+    """Record the node that gives the data's columns, and return these columns."""
     node = Node(
         0,
         Op.DATA,

@@ -16,7 +16,7 @@ from rlflow.compiler.trace.symbols import RecordedGraph, SymbolicBatch, Symbolic
 from rlflow.compiler.trace.tracer import Tracer
 from rlflow.errors import FlowError, Problem, listed, nearest
 
-# columns of the data that do not belong to a prompt
+# columns from the data that do not belong to a prompt
 RESPONSES = ("tokens", "mask", "finish", "completion", "group", "chosen")
 # columns that an evaluation returns: the first is averaged, the second is shown
 READ = ("scores", "completion")
@@ -28,7 +28,7 @@ def trace_evaluation(
 ) -> Graph | None:
     """Return the graph of a flow's own evaluation; None if the flow has none, or if it cannot be traced.
 
-    The body gets the columns of the data except responses. All problems are reported to ``tracer``.
+    The body gets the columns from the data except responses. All problems are reported to ``tracer``.
     ``rewards``: the number of rewards that are bound to ``*rewards``.
     """
     body = Flow(flow.evaluate) if callable(flow.evaluate) else None

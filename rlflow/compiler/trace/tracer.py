@@ -144,7 +144,7 @@ class Tracer(RowTracer):
     def _environment_inputs(
         self, environment: EnvironmentSpec, prompts: SymbolicBatch, what: str, place: Place | None
     ) -> tuple[Input, ...]:
-        """Return the inputs that an environment's ``reset`` reads: columns, and fields of the data."""
+        """Return the inputs that an environment's ``reset`` reads: columns, and fields in the data."""
         source = environment.source
         names = dict.fromkeys(source.required, True) | dict.fromkeys(
             (*source.optional, *(REST if source.rest else ())), False
@@ -236,7 +236,7 @@ class Tracer(RowTracer):
         """Return the columns that a reward reads, and the columns of the batch that every reward gets."""
         model = "completion" not in batch.sources and "tokens" in batch.sources
         reads = methods.MODEL_READS if model else self.context.reward_reads
-        # if there is no column for a parameter, it reads the field of the data with this name
+        # if there is no column for a parameter, it reads the field in the data with this name
         reads = tuple(
             field_column(name) if name not in batch.sources and field_column(name) in batch.sources else name
             for name in reads

@@ -37,7 +37,7 @@ class ClassSource:
     settings: Mapping[str, EnvironmentSetting] = field(default_factory=dict)
     required: tuple[str, ...] = ()  # columns that ``reset`` requires
     optional: tuple[str, ...] = ()  # columns that ``reset`` uses if rows have them
-    rest: bool = False  # whether ``reset`` accepts all fields of the data
+    rest: bool = False  # whether ``reset`` accepts all fields in the data
     tools: tuple[Tool, ...] = ()  # methods that a model may call, in a class without ``step``
     # Whether an episode that is replayed with the same replies gives the same answers.
     repeatable: bool = True
