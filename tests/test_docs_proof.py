@@ -12,9 +12,9 @@ from planted import BACKENDS, FILES
 from sources import ROOT
 from test_docs_runs import normal, pattern, run_command
 
-from rlflow.runs.proof import flow_claims, reward_claims, score_claims, weights_claims
+from rlflow.runs.proof import flow_claims, reward_claims, sampler_claims, score_claims, weights_claims
 
-MODULES = (flow_claims, reward_claims, score_claims, weights_claims)
+MODULES = (flow_claims, reward_claims, sampler_claims, score_claims, weights_claims)
 PAGE = (ROOT / "docs" / "proof.md").read_text()
 
 

@@ -6,29 +6,21 @@ After the checks, all weights are restored bit for bit.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlflow.author.batch import Batch
-from rlflow.compiler.graph.model import Op
 from rlflow.errors import listed
-from rlflow.execution.engine import Engine
 from rlflow.runs.proof.claims import Claim, judged
 from rlflow.runs.proof.directions import Direction, learned_rows, pushed
 from rlflow.runs.proof.dry_run import RecordedUpdate
-from rlflow.runs.proof.flow_claims import FlowClaims
+from rlflow.runs.proof.sampler_claims import SMALL, SamplerClaims, State, copied, weights_of
 from rlflow.training.objective import New
-from rlflow.training.protocols import Sampling, Trainer
+from rlflow.training.protocols import Trainer
 
-State = dict[str, Tensor]
-SMALL = 0.02  # standard deviation of the numbers that replace all-zero weights
-CLOSE = 2e-3  # tolerance in nats between two float32 computations of a log-prob
-CLOSE_SHORT = 0.25  # the same tolerance in a shorter dtype
 # share of a gradient that must remain after cancellation. Below it, the gradient of the weights, which is a
 # sum in float32, has fewer than four reliable digits
 FELT = 1e-3
@@ -37,34 +29,12 @@ LARGE = 1e9  # number of weights above which a model is too large for a second c
 
 
 @dataclass
-class WeightsClaims:
+class WeightsClaims(SamplerClaims):
     """Checks the claims about a run's trainers and samplers."""
 
-    flow: FlowClaims
-    short: bool = False  # whether models compute in a dtype shorter than float32
     # role that several ranks train → makes its trainer in this process
     alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)
     resizing: frozenset[str] = frozenset()  # roles whose trainers can change the number of tokens per pass
-
-    def __post_init__(self) -> None:
-        graph = self.flow.graph
-        self.roles = [use.name for use in graph.roles if use.trained and use.name in self.engine.models]
-        self.close = CLOSE_SHORT if self.short else CLOSE
-
-    @property
-    def engine(self) -> Engine:
-        """The run's own engine."""
-        return self.flow.stage.engine
-
-    def trainer(self, role: str) -> Any:
-        """Return the trainer of a trained role. Its state can be restored."""
-        trainer = self.engine.models[role].trainer
-        assert trainer is not None
-        return trainer
-
-    def do(self, call: Any) -> Any:
-        """Call ``call`` in the thread that runs the models, and return its result."""
-        return self.flow.stage.queues.do("model", call)
 
     def claims(self) -> Iterator[Claim]:
         """Yield all claims. After each update and after each role, the models are restored."""
@@ -86,42 +56,6 @@ class WeightsClaims:
             if use.trained and use.generates and self.has_weights(use.name):
                 with self.put_back():
                     yield from self.sampler(use.name)
-
-    def has_weights(self, role: str) -> bool:
-        """Return whether a role has weights that can be changed and restored."""
-        trainer = self.engine.models[role].trainer
-        return (
-            trainer is not None
-            and hasattr(trainer, "restore")
-            and any(True for _ in _weights(self.do(trainer.state)))
-        )
-
-    @contextlib.contextmanager
-    def put_back(self) -> Iterator[None]:
-        """Return a context that restores the state of all trained roles at its end.
-
-        It restores weights, optimizers and counters, and sends the weights to the samplers again.
-        """
-        saved = {
-            role: self.do(lambda role=role: copied(self.trainer(role).state()))
-            for role in self.roles
-            if hasattr(self.engine.models[role].trainer, "restore")
-        }
-        versions = {role: model.version for role, model in self.engine.models.items()}
-        try:
-            yield
-        finally:
-            for role, state in saved.items():
-                self.do(lambda role=role, state=state: self.trainer(role).restore(state))
-                model = self.engine.models[role]
-                changed = model.version != versions[role] or model.sampled_version != versions[role]
-                model.version = versions[role]
-                if changed and model.generator is not None:
-                    model.sampled_version = -1
-                    self.do(lambda model=model: model.synchronise())
-
-    # -- updates
-    # --------------------------------------------------------------------------------------------------------
 
     def of_update(self, update: RecordedUpdate, other: RecordedUpdate | None) -> Iterator[Claim]:
         """Check one update on the real weights.
@@ -361,7 +295,7 @@ class WeightsClaims:
         """
         if update.role not in self.alone:
             return
-        size = sum(tensor.numel() for _, tensor in _weights(start))
+        size = sum(tensor.numel() for _, tensor in weights_of(start))
         if size > LARGE or not any(name.startswith("exp_avg/") for name in after):
             yield Claim(
                 "ranks",
@@ -403,70 +337,6 @@ class WeightsClaims:
             self.flow.place(other.node),
         )
 
-    # -- samplers
-    # --------------------------------------------------------------------------------------------------------
-
-    def sampler(self, role: str) -> Iterator[Claim]:
-        """Check that the sampler and the trainer of a role agree, at two temperatures and after a change of
-        the weights.
-
-        The run's own transfer sends the changed weights to the sampler.
-        """
-        node = next(
-            (node for node in self.flow.graph.nodes if node.role == role and node.op is Op.GENERATE), None
-        )
-        model = self.engine.models[role]
-        state = self.do(lambda: copied(self.trainer(role).state()))
-        for temperature in (1.0, 0.6):
-            rows, apart = self.compared(role, temperature)
-            yield judged(
-                "sampler",
-                role,
-                apart < self.close,
-                (
-                    f"sampler and trainer give the same log-probs at temperature {temperature:g}",
-                    f"sampler and trainer give different log-probs at temperature {temperature:g}",
-                ),
-                f"difference up to {apart:.3g}",
-                node.place if node else None,
-            )
-        before = self.logprobs(role, rows)
-        self.do(lambda: self.trainer(role).restore(shaken(state)))
-        model.version += 1
-        changed = float((self.logprobs(role, rows) - before).abs().mean())
-        _, apart = self.compared(role, 1.0)
-        yield judged(
-            "sampler-follows",
-            role,
-            apart < max(self.close, 0.02 * changed),
-            (
-                "a large change of weights reaches the sampler",
-                "a large change of weights does not reach the sampler",
-            ),
-            f"log-probs changed by {changed:.3g} on average; sampler and trainer differ by {apart:.3g}",
-            node.place if node else None,
-        )
-
-    def compared(self, role: str, temperature: float) -> tuple[Batch, float]:
-        """Sample new rows. Return them with the largest difference between the sampler's and the trainer's
-        log-probs."""
-        sampling = Sampling(samples=2, max_tokens=self.flow.stage.longest, temperature=temperature)
-        prompts = self.flow.stage.prompts
-        rows = self.do(lambda: self.engine.gather(self.engine.sample(role, prompts, sampling, 17)))
-        index = rows.axis.index
-        assert index is not None
-        rows = Batch(
-            rows.axis, rows.data | {"prompt_tokens": prompts.data["prompt_tokens"].take(index, prompts.axis)}
-        )
-        mask = rows["mask"]
-        apart = (rows["sampled_logprobs"] - self.logprobs(role, rows))[mask].abs()
-        return rows, float(apart.max()) if len(apart) else 0.0
-
-    def logprobs(self, role: str, rows: Batch) -> Tensor:
-        """Return the trainer's log-probs of rows, [rows, T]."""
-        own = rows.select("prompt_tokens", "tokens", "temperature")
-        return self.do(lambda: self.engine.gather(self.engine.forward(role, ("logprobs",), own)))["logprobs"]  # type: ignore[no-any-return]
-
 
 def only_rounding(node: str, direction: Direction, new: New) -> Claim | None:
     """Return a claim that an update's gradient is only rounding; None if more of the gradient remains.
@@ -490,22 +360,10 @@ def only_rounding(node: str, direction: Direction, new: New) -> Claim | None:
     )
 
 
-def copied(state: Mapping[str, Tensor]) -> State:
-    """Return a copy of a state in host memory."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
-
-
-def _weights(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in state.items():
-        if name.startswith(("parameters/", "adapters/")) and tensor.is_floating_point():
-            yield name, tensor.double()
-
-
 def distance(one: State, other: State) -> float:
-    """Return the distance between the weights of two states, relative to the norm of the first state's
-    weights."""
-    apart = sum(float((tensor - other[name].double()).square().sum()) for name, tensor in _weights(one))
-    size = sum(float(tensor.square().sum()) for _, tensor in _weights(one))
+    """Return the distance between the weights of two states, relative to the norm of the first."""
+    apart = sum(float((tensor - other[name].double()).square().sum()) for name, tensor in weights_of(one))
+    size = sum(float(tensor.square().sum()) for _, tensor in weights_of(one))
     return float((apart / size) ** 0.5) if size else 0.0
 
 
@@ -519,19 +377,6 @@ def moments_distance(one: State, other: State) -> float:
     apart = sum(float((one[name].double() - other[name].double()).square().sum()) for name in names)
     size = sum(float(one[name].double().square().sum()) for name in names)
     return float((apart / size) ** 0.5) if size else 0.0
-
-
-def shaken(state: State) -> State:
-    """Return a copy of the state with very different weights.
-
-    Each matrix gets noise with a fifth of the matrix's standard deviation.
-    """
-    chance, result = torch.Generator().manual_seed(5), copied(state)
-    for name, tensor in result.items():
-        if name.startswith(("parameters/", "adapters/")) and tensor.is_floating_point() and tensor.dim() >= 2:
-            noise = torch.randn(tensor.shape, generator=chance, dtype=torch.float32)
-            result[name] = (tensor.float() + 0.2 * max(float(tensor.float().std()), SMALL) * noise).to(tensor)
-    return result
 
 
 def modules(names: list[str]) -> list[str]:

@@ -10,14 +10,8 @@ from rlflow.author.batch import Batch
 from rlflow.runs.proof import weights_claims
 from rlflow.runs.proof.directions import Direction, learned_rows
 from rlflow.runs.proof.dry_run import uneven
-from rlflow.runs.proof.weights_claims import (
-    WeightsClaims,
-    copied,
-    distance,
-    modules,
-    moments_distance,
-    shaken,
-)
+from rlflow.runs.proof.sampler_claims import SMALL, copied, shaken
+from rlflow.runs.proof.weights_claims import WeightsClaims, distance, modules, moments_distance
 from rlflow.training.objective import New
 
 STATE = {
@@ -118,7 +112,7 @@ def test_shaking_moves_matrices_by_a_fifth_of_their_deviation():
         result[name] - state[name] for name in ("parameters/large.weight", "parameters/flat.weight")
     )
     assert (float(step.std()), float(step.mean())) == pytest.approx((0.6, 0.0), abs=0.02)
-    assert float(flat.std()) == pytest.approx(0.2 * weights_claims.SMALL, rel=0.1)
+    assert float(flat.std()) == pytest.approx(0.2 * SMALL, rel=0.1)
     assert all(
         torch.equal(result[name], state[name])
         for name in ("parameters/a.bias", "parameters/ids", "exp_avg/a.weight", "steps")
@@ -169,7 +163,7 @@ def test_zero_weights_become_small_and_others_stay(claims):
         state[name].zero_()
         claims.trainer("actor").restore(copied(state))
         made = claims.perturbed("actor")
-        assert float(made[name].std()) == pytest.approx(weights_claims.SMALL, rel=0.2)
+        assert float(made[name].std()) == pytest.approx(SMALL, rel=0.2)
         assert all(torch.equal(tensor, state[each]) for each, tensor in made.items() if each != name)
         assert torch.equal(claims.trainer("actor").state()[name], made[name])
 
