@@ -41,29 +41,29 @@ class SamplerClaims:
         return self.flow.stage.engine
 
     def trainer(self, role: str) -> Any:
-        """Return the trainer of a trained role, whose state can be restored."""
+        """Return the trainer of a trained role. Its state can be restored."""
         trainer = self.engine.models[role].trainer
         assert trainer is not None
         return trainer
 
     def do(self, call: Any) -> Any:
-        """Make a call in the thread that works with models, and return its result."""
+        """Call ``call`` in the thread that runs the models, and return its result."""
         return self.flow.stage.queues.do("model", call)
 
     def has_weights(self, role: str) -> bool:
-        """True if a role has weights that can be changed and restored."""
+        """Return whether a role has weights that can be changed and restored."""
         trainer = self.engine.models[role].trainer
         return (
             trainer is not None
             and hasattr(trainer, "restore")
-            and any(True for _ in weights_of(self.do(lambda: trainer.state())))
+            and any(True for _ in weights_of(self.do(trainer.state)))
         )
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
-        """Return a context that restores all trained roles when it ends.
+        """Return a context that restores the state of all trained roles at its end.
 
-        Weights, optimizers and counters are restored, and samplers get their weights again.
+        It restores weights, optimizers and counters, and sends the weights to the samplers again.
         """
         saved = {
             role: self.do(lambda role=role: copied(self.trainer(role).state()))
@@ -84,9 +84,10 @@ class SamplerClaims:
                     self.do(lambda model=model: model.synchronise())
 
     def sampler(self, role: str) -> Iterator[Claim]:
-        """Check that changed weights reach the sampler, and that the sampler applies the temperature.
+        """Check that the sampler and the trainer of a role agree, at two temperatures and after a change of
+        the weights.
 
-        The weights are moved by the run's own transfer.
+        The run's own transfer sends the changed weights to the sampler.
         """
         node = next(
             (node for node in self.flow.graph.nodes if node.role == role and node.op is Op.GENERATE), None
@@ -124,10 +125,8 @@ class SamplerClaims:
         )
 
     def compared(self, role: str, temperature: float) -> tuple[Batch, float]:
-        """Sample new rows.
-
-        Return them, and the largest difference between the sampler's and the trainer's log-probs.
-        """
+        """Sample new rows. Return them with the largest difference between the sampler's and the trainer's
+        log-probs."""
         sampling = Sampling(samples=2, max_tokens=self.flow.stage.longest, temperature=temperature)
         prompts = self.flow.stage.prompts
         rows = self.do(lambda: self.engine.gather(self.engine.sample(role, prompts, sampling, 17)))
@@ -159,9 +158,9 @@ def weights_of(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def shaken(state: State) -> State:
-    """Return the state with very different weights.
+    """Return a copy of the state with very different weights.
 
-    Noise with a fifth of each matrix's standard deviation is added to the matrix.
+    Each matrix gets noise with a fifth of the matrix's standard deviation.
     """
     chance, result = torch.Generator().manual_seed(5), copied(state)
     for name, tensor in result.items():
