@@ -90,6 +90,7 @@ def test_the_page_has_a_command_for_each_form():
         "gsm8k.py:compute_score",
         "reward_func.py:reward_func",
         "http://127.0.0.1:5000/get_reward",
+        "rewards.py:accuracy",
     ]
 
 
@@ -104,17 +105,18 @@ def test_the_flags_of_rlflow_exist():
     assert flags <= Options.__dataclass_fields__.keys()
 
 
-def test_a_converted_reward_of_trl_matches_the_page(tmp_path):
-    trl, own = re.findall(r"```python\n# (?:TRL|rlflow)\n(.*?)```", PAGE, re.DOTALL)
+def test_the_reward_for_trl_on_the_page_works_unchanged(tmp_path):
+    (trl,) = re.findall(r"```python\n# TRL\n(.*?)```", PAGE, re.DOTALL)
     scope = {}
     exec(trl, scope)
-    (tmp_path / "own.py").write_text(own)
+    (tmp_path / "rewards.py").write_text(trl)
     from rlflow import Batch
 
     completions, answers = ["1", " 2 ", "x"], ["1", "2", "3"]
+    batch = Batch.of(prompt=["p"] * 3, completion=completions, answer=answers)
     with RewardPool(1) as pool:
-        (reward,) = bind([parse_reward(f"{tmp_path}/own.py:accuracy")], pool)
-        found = reward.score(Batch.of(completion=completions, answer=answers)).values.tolist()
+        (reward,) = bind([parse_reward(f"{tmp_path}/rewards.py:accuracy")], pool)
+        found = reward.score(batch).values.tolist()
     assert found == scope["accuracy"](completions, answers)
 
 

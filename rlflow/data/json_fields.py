@@ -24,6 +24,7 @@ class Wanted:
     names: Mapping[str, bool] = field(default_factory=dict)  # name → whether every record must have its field
     everything: bool = False  # True if all fields are wanted
     model_prompt: bool = False  # True if rows must have the column MODEL_PROMPT
+    conversation: bool = False  # True if rows must have the column CONVERSATION
 
     @property
     def any(self) -> bool:

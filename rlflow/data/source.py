@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rlflow.author.columns import FIELD, Kind, text
-from rlflow.author.messages import is_plain
+from rlflow.author.columns import CONVERSATION, FIELD, Kind, text
+from rlflow.author.messages import is_plain, packed
 from rlflow.data import gym, hub, records
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
@@ -89,12 +89,30 @@ def open_data(
             raise _no_setting(next(iter(task)), name)
         where = hub_data(name) or Path(name)
         data = _read(where, fields or {}, columns or {}, wanted, split, bad, completions, evaluates)
+    if wanted.conversation:
+        data["records"] = _with_conversations(data["records"], wording)
+        data["test"] = _with_conversations(data.get("test", ()), wording)
+        data["declared"] = {**data["declared"], CONVERSATION: text}
     if tokenizer is not None and not encoder.chats and not wording.chat:
         data["records"], data["alone"] = _texts(data["records"])
         data["test"], _ = _texts(data.get("test", ()))
     dataset = Dataset(**data, encoder=encoder, wording=wording, model_prompt=wanted.model_prompt)
     _check_wording(dataset)
     return dataset if max_prompt is None else _short_enough(dataset, max_prompt)
+
+
+def _with_conversations(questions: Sequence[Record], wording: Wording) -> list[Record]:
+    """Add the column CONVERSATION to records: the prompt as the data have it.
+
+    If the user gives a system message, all prompts are messages.
+    """
+    chat = replace(wording, chat=True)
+    prompts = [record.prompt if wording.system is None else chat.of(record) for record in questions]
+    texts = [prompt if isinstance(prompt, str) else packed(prompt) for prompt in prompts]
+    return [
+        replace(record, more={**record.more, CONVERSATION: value})
+        for record, value in zip(questions, texts, strict=True)
+    ]
 
 
 def _texts(questions: Sequence[Record]) -> tuple[list[Record], int]:

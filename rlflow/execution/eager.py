@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlflow.author import methods, scope
 from rlflow.author.batch import Batch
-from rlflow.author.columns import CLOCK, MODEL_PROMPT, Kind, fits, row, text
+from rlflow.author.columns import CLOCK, OF_PROMPTS, Kind, fits, row, text
 from rlflow.author.figures import Figure, Of
 from rlflow.author.flow import Flow
 from rlflow.author.joint import joined, specification
@@ -303,8 +303,7 @@ class Session:
         along = {
             name: data
             for name, data in batch.data.items()
-            if (name not in LEFT_BEHIND or (way == "until" and name in ("prompt", MODEL_PROMPT)))
-            and not data.ragged
+            if (name not in LEFT_BEHIND or (way == "until" and name in OF_PROMPTS)) and not data.ragged
         }
         return Batch(
             rows.axis,

@@ -1,17 +1,18 @@
-"""Call reward functions written for verl or OpenRLHF. rlflow recognises them by their parameters.
+"""Call reward functions written for verl, OpenRLHF or TRL. rlflow recognises them by their parameters.
 
 verl calls ``compute_score(data_source, solution_str, ground_truth, extra_info)`` for one row. OpenRLHF calls
-``reward_func(queries, prompts, labels)`` for a batch; a query is a prompt followed by its completion.
+``reward_func(queries, prompts, labels)`` for a batch; a query is a prompt followed by its completion. TRL
+calls ``reward(prompts, completions, …)`` for a batch, with a list for each column of the data.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from rlflow.author.columns import MODEL_PROMPT
+from rlflow.author.columns import CONVERSATION, MODEL_PROMPT
 from rlflow.rewards import values
 
 Row = Mapping[str, Any]
@@ -19,15 +20,18 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Form:
-    """A calling convention for reward functions: the parameters that verl or OpenRLHF passes."""
+    """A calling convention for reward functions: the parameters that another project passes."""
 
     project: str
     parameters: tuple[str, ...]  # the parameters that the project passes
     reads: tuple[str, ...]  # the columns that fill them
-    # The data field that replaces the column ``answer`` if the data have it.
+    # The data field that replaces the column ``answer`` if the data have it; empty for none.
     truth: str
     fields: tuple[str, ...] = ()  # further data fields that are passed if the data have them
     batch: bool = False  # whether one call scores several rows
+    columns: bool = False  # whether further parameters are columns of the data, each as a list
+    # Parameters that the project passes and rlflow does not, and what to do instead.
+    lacking: Mapping[str, str] = field(default_factory=dict)
 
 
 VERL = Form(
@@ -40,8 +44,22 @@ VERL = Form(
 OPENRLHF = Form(
     "OpenRLHF", ("queries", "prompts", "labels"), ("prompt", "completion", "answer"), "label", batch=True
 )
+TRL = Form(
+    "TRL",
+    ("prompts", "completions", "completion_ids", "log_extra", "log_metric"),
+    ("prompt", "completion"),
+    "",
+    batch=True,
+    columns=True,
+    lacking={
+        "trainer_state": "give it a default: the state of TRL's trainer does not exist here",
+        "environments": "use a reward of an environment: --env FILE.py:Class",
+    },
+)
 LISTED = "the list returned by the function contains"
-FORMS = {form.project: form for form in (VERL, OPENRLHF)}
+FORMS = {form.project: form for form in (VERL, OPENRLHF, TRL)}
+# columns of a row that a function written for TRL gets under other names, or not at all
+RENAMED = ("prompt", "completion", "tokens", CONVERSATION, MODEL_PROMPT)
 
 
 def form_of(parameters: Collection[str]) -> Form | None:
@@ -51,14 +69,14 @@ def form_of(parameters: Collection[str]) -> Form | None:
     """
     if "solution_str" in parameters and "ground_truth" in parameters:
         return VERL
-    return (
-        OPENRLHF if "queries" in parameters and ("prompts" in parameters or "labels" in parameters) else None
-    )
+    if "queries" in parameters and ("prompts" in parameters or "labels" in parameters):
+        return OPENRLHF
+    return TRL if "completions" in parameters or "completion_ids" in parameters else None
 
 
 def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function written for verl, so that it can be called with rlflow's columns and data fields."""
-    takes = _takes(function, VERL)
+    takes = _takes(function, VERL.parameters)
 
     def scored(*, completion: str, answer: Any = None, **fields: Any) -> Any:
         fields = {"data_source": None, "extra_info": {}, "ground_truth": answer, **fields}
@@ -70,35 +88,77 @@ def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
     return scored
 
 
-def by_batch(function: Callable[..., Any], rows: Sequence[Row]) -> Iterator[Any]:
-    """Call a function written for OpenRLHF, and yield the verdict on each row.
+def by_batch(function: Callable[..., Any], rows: Sequence[Row], form: Form = OPENRLHF) -> Iterator[Any]:
+    """Call a function that scores several rows at once, and yield the verdict on each row.
 
     The function is called once for all rows. If this call raises, the function is called for each row
     separately.
     """
     try:
-        yield from _verdicts(_called(function, rows), len(rows))
+        yield from _verdicts(_called(function, rows, form), len(rows))
     except BaseException as error:  # a user's function may raise anything, SystemExit included
         if len(rows) == 1:
             yield values.raised(error)
             return
         for row in rows:
-            yield from by_batch(function, [row])
+            yield from by_batch(function, [row], form)
 
 
-def _called(function: Callable[..., Any], rows: Sequence[Row]) -> Any:
-    passed: dict[str, list[Any]] = {"queries": [], "prompts": [], "labels": []}
-    for row in rows:
-        query, prompt, label = asked(row)
-        passed["queries"].append(query)
-        passed["prompts"].append(prompt)
-        passed["labels"].append(label)
-    returned = function(**{name: passed[name] for name in _takes(function, OPENRLHF)})
+def _called(function: Callable[..., Any], rows: Sequence[Row], form: Form) -> Any:
+    log = _Log(len(rows))
+    passed = _lists_of_trl(rows, log) if form is TRL else _lists_of_openrlhf(rows)
+    returned = function(**{name: passed[name] for name in _takes(function, passed)})
     if inspect.iscoroutine(returned):
         import asyncio
 
-        return asyncio.run(returned)
-    return returned
+        returned = asyncio.run(returned)
+    return {"rewards": returned, "extra_logs": log.values} if log.values else returned
+
+
+def _lists_of_openrlhf(rows: Sequence[Row]) -> dict[str, Any]:
+    queries, prompts, labels = zip(*map(asked, rows), strict=True)
+    return {"queries": list(queries), "prompts": list(prompts), "labels": list(labels)}
+
+
+def _lists_of_trl(rows: Sequence[Row], log: _Log) -> dict[str, Any]:
+    """Return what TRL passes for these rows: lists with a value per row, and the functions that log."""
+    names = dict.fromkeys(name for row in rows for name in row if name not in RENAMED)
+    prompts, completions = zip(*map(conversation, rows), strict=True)
+    return {
+        **{name: [row.get(name) for row in rows] for name in names},
+        "prompts": list(prompts),
+        "completions": list(completions),
+        "completion_ids": [row.get("tokens") for row in rows],
+        "log_extra": log.extra,
+        "log_metric": log.metric,
+    }
+
+
+class _Log:
+    """The values that a function written for TRL logs while it scores ``count`` rows."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.values: dict[str, Any] = {}
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        """Log a value for each row. Values that are not numbers are skipped later."""
+        self.values[column] = values
+
+    def metric(self, name: str, value: Any) -> None:
+        """Log one number for all rows."""
+        self.values[name] = [value] * self.count
+
+
+def conversation(row: Row) -> tuple[Any, Any]:
+    """Return (prompt, completion) of a row, as TRL passes them.
+
+    If the prompt is messages, the completion is a list with one message of the assistant.
+    """
+    prompt = row.get(CONVERSATION) or row["prompt"]
+    if isinstance(prompt, str):
+        return prompt, row["completion"]
+    return prompt, [{"role": "assistant", "content": row["completion"]}]
 
 
 def asked(row: Row) -> tuple[str, str, Any]:
@@ -111,10 +171,11 @@ def asked(row: Row) -> tuple[str, str, Any]:
     return prompt + row["completion"], prompt, row.get("label", row.get("answer"))
 
 
-def _takes(function: Callable[..., Any], form: Form) -> list[str]:
+def _takes(function: Callable[..., Any], passed: Iterable[str]) -> list[str]:
+    """Return the names in ``passed`` that a function accepts as keyword arguments."""
     parameters = inspect.signature(function).parameters
     rest = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return [name for name in form.parameters if rest or name in parameters]
+    return [name for name in passed if rest or name in parameters]
 
 
 def _verdicts(returned: Any, count: int) -> list[Any]:

@@ -1,16 +1,17 @@
 """Reward: a scorer with a weight, bound to a pool of processes.
 
-Several rewards are combined by their weighted sum. If one of the scores is missing, the sum is missing.
+Several rewards are combined by their weighted sum. If one of the scores is missing, the sum is missing. If a
+function written for TRL returns None, it does not apply to the row, and the sum is that of the other rewards.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from rlflow.author.columns import MODEL_PROMPT, SOURCE, Kind, Level, field_column
+from rlflow.author.columns import CONVERSATION, MODEL_PROMPT, SOURCE, Kind, Level, field_column
 from rlflow.author.words import column_meant
 from rlflow.data.json_fields import names_of
 from rlflow.data.scorer import Judged, ScorerSpec
@@ -18,12 +19,12 @@ from rlflow.errors import Place, PlanError, Reason, listed, nearest
 from rlflow.extras import require
 from rlflow.processes.sandbox import probe
 from rlflow.rewards import plain, text
-from rlflow.rewards.forms import OPENRLHF, Form
+from rlflow.rewards.forms import OPENRLHF, TRL, Form
 from rlflow.rewards.remote import RemoteReward
 from rlflow.rewards.reward_pool import RewardPool
 from rlflow.rewards.reward_spec import RewardSpec
 from rlflow.rewards.scorers import BUILT_IN
-from rlflow.rewards.values import NAN, NOT_HELD, OF_VALUES, Results
+from rlflow.rewards.values import NAN, NONE, NOT_HELD, OF_VALUES, Results
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 READABLE = (Level.TEXT, Level.ROW, Level.GROUP)
 OF_SUM = f"the weighted sum is a number {NOT_HELD}"
+# project → the form of the prompt that its functions get, if a row has it
+OF_FORMS = {OPENRLHF.project: (MODEL_PROMPT,), TRL.project: (CONVERSATION,)}
 REST = ("prompt", "answer")  # columns that a function with **kwargs gets if the rows have them
 
 
@@ -45,13 +48,15 @@ class Scores:
     first: Mapping[str, Reason] = field(default_factory=dict)  # cause → reason of the first missing score
     # Key → further numbers of each row; NaN if a row has none.
     others: Mapping[str, Tensor] = field(default_factory=dict)
+    # Bool [rows]: True where the reward does not apply to the row; None if it applies to all rows.
+    inapplicable: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Sum:
     """The weighted sum of several rewards for the rows of a batch."""
 
-    values: Tensor  # float64 [rows]; NaN if any score of the row is missing
+    values: Tensor  # float64 [rows]; NaN if any score of the row is missing, or if no reward applies to it
     parts: Mapping[str, Scores]  # reward → its unweighted scores
 
 
@@ -65,6 +70,7 @@ class Reward:
     pool: RewardPool | RemoteReward
     timeout: float = 60.0  # seconds for each row; for a server, for each batch
     place: Place | None = None  # where the function is defined
+    form: Form | None = None  # the other project's form, if the function has one
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -96,7 +102,7 @@ class Reward:
                     remedy="rename the parameter, give it a default, or map a field of the data: "
                     f"--data.{name} FIELD",
                 )
-            if name not in readable:
+            if name not in readable and not (name == "tokens" and self.form is TRL):
                 raise PlanError.of(
                     "reward-column",
                     f"the reward '{self.name}' reads '{name}', which is not a row column",
@@ -112,7 +118,7 @@ class Reward:
         """
         import torch
 
-        return _scores(self.judged(self._submit(batch)), torch.float32)
+        return self.scores(self.judged(self._submit(batch)), torch.float32)
 
     def judged(self, call: Any) -> Results:
         """Wait for a submitted call, and return its results.
@@ -126,10 +132,26 @@ class Reward:
                 results.first[cause] = f"{self.place}: {results.first[cause]}"
         return results
 
+    def scores(self, results: Results, dtype: Dtype) -> Scores:
+        """Return the results of a call as tensors. ``dtype``: dtype of the scores."""
+        import torch
+
+        inapplicable = None
+        if self.form is TRL and results.none:
+            inapplicable = torch.zeros(len(results.values), dtype=torch.bool)
+            inapplicable[sorted(results.none)] = True
+        return Scores(
+            torch.tensor(results.values, dtype=dtype),
+            dict(results.missing),
+            results.first,
+            {key: torch.tensor(numbers, dtype=dtype) for key, numbers in results.others.items()},
+            inapplicable,
+        )
+
     def _submit(self, batch: Batch) -> Any:
         self.check(batch.columns)
         names = [column for name in (*self.reads, *self.optional) if (column := _column(name, batch))]
-        values = [_values(batch[_judged(name, self.scorer, batch)]) for name in names]
+        values = [_values(batch, _judged(name, self.scorer, batch)) for name in names]
         rows = list(zip(*values, strict=True)) if names else [()] * len(batch)
         return self.pool.submit(self.scorer, names, rows, self.timeout)
 
@@ -150,19 +172,12 @@ def _column(name: str, batch: Batch) -> str | None:
     return next((column for column in (name, field_column(name)) if column in batch), None)
 
 
-def _values(column: Any) -> list[Any]:
+def _values(batch: Batch, name: str) -> list[Any]:
+    """Return a column as a list with a value per row; for a token column, a list of numbers per row."""
+    if name in batch and batch.data[name].ragged:
+        return batch.data[name].lists()
+    column = batch[name]
     return column if isinstance(column, list) else list(column.tolist())
-
-
-def _scores(results: Results, dtype: Dtype) -> Scores:
-    import torch
-
-    return Scores(
-        torch.tensor(results.values, dtype=dtype),
-        dict(results.missing),
-        results.first,
-        others={key: torch.tensor(numbers, dtype=dtype) for key, numbers in results.others.items()},
-    )
 
 
 def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Sum:
@@ -181,21 +196,36 @@ def submit_all(rewards: Sequence[Reward], batch: Batch) -> list[tuple[Reward, An
     return [(reward, reward._submit(batch)) for reward in rewards]
 
 
-def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype) -> Sum:
+def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype, alone: bool = True) -> Sum:
     """Wait for all calls of a batch, and return the weighted sum of their rewards as float64.
 
     ``calls``: the return value of ``submit_all``. ``rows``: number of rows in the batch. ``dtype``: dtype of
-    each reward's scores.
+    each reward's scores. ``alone``: whether these are all rewards of the rows. If not, the sum is 0 for rows to
+    which none of them applies.
     """
     import torch
 
-    parts = {reward.name: _scores(reward.judged(call), dtype) for reward, call in calls}
+    parts = {reward.name: reward.scores(reward.judged(call), dtype) for reward, call in calls}
     weights = {reward.name: reward.weight for reward, _ in calls}
-    total = sum(
-        (weights[name] * part.values.double() for name, part in parts.items()),
-        torch.zeros(rows, dtype=torch.float64),
-    )
-    return Sum(total, parts)
+    total = torch.zeros(rows, dtype=torch.float64)
+    nowhere = torch.full((rows,), alone)
+    for name, part in parts.items():
+        out = torch.zeros(rows, dtype=torch.bool) if part.inapplicable is None else part.inapplicable
+        total += weights[name] * part.values.double().masked_fill(out, 0.0)
+        nowhere &= out
+    total[nowhere] = NAN
+    return Sum(total, {name: _without_inapplicable(part, int(nowhere.sum())) for name, part in parts.items()})
+
+
+def _without_inapplicable(part: Scores, nowhere: int) -> Scores:
+    """Return the scores of a reward, counting None as missing only in rows to which no reward applies.
+
+    ``nowhere``: the number of these rows.
+    """
+    if part.inapplicable is None:
+        return part
+    others = {cause: count for cause, count in part.missing.items() if cause != NONE}
+    return replace(part, missing={**others, NONE: nowhere} if nowhere else others)
 
 
 def held(total: Tensor, dtype: Dtype) -> tuple[Tensor, int]:
@@ -246,8 +276,9 @@ def bind(
         names[spec.name] += 1
         name = spec.name if names[spec.name] == 1 else f"{spec.name}_{names[spec.name]}"
         judge = pool.remote(spec.path) if spec.kind == "remote" else pool
-        place = text.reads(spec.path, spec.function).place if spec.kind == "function" else None
-        rewards.append(Reward(name, spec.weight, _scorer(spec, data, unsafe), judge, timeout, place))
+        columns = text.reads(spec.path, spec.function) if spec.kind == "function" else None
+        place, form = (columns.place, columns.form) if columns else (None, None)
+        rewards.append(Reward(name, spec.weight, _scorer(spec, data, unsafe), judge, timeout, place, form))
     return rewards
 
 
@@ -270,10 +301,10 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
             optional = tuple(
                 dict.fromkeys(name for name in (*columns.optional, *rest) if name not in columns.required)
             )
-            optional += (MODEL_PROMPT,) if columns.form is OPENRLHF else ()
+            optional += OF_FORMS.get(columns.form.project, ()) if columns.form else ()
             return ScorerSpec("function", _required(columns.required, columns.form, data), optional, settings)
         case "remote":
-            return ScorerSpec("remote", _required(OPENRLHF.reads, OPENRLHF, data), (MODEL_PROMPT,))
+            return ScorerSpec("remote", _required(OPENRLHF.reads, OPENRLHF, data), OF_FORMS[OPENRLHF.project])
         case "task":
             return _task(data, unsafe)
     raise ValueError(f"the reward '{spec.name}' is not scored from text: bind it as a role")
@@ -284,7 +315,7 @@ def _required(names: tuple[str, ...], form: Form | None, data: Judged | None) ->
 
     If the data have the ground-truth field of ``form``, this field replaces the column ``answer``.
     """
-    if form is None or data is None or field_column(form.truth) not in data.columns:
+    if form is None or data is None or not form.truth or field_column(form.truth) not in data.columns:
         return names
     return tuple(form.truth if name == "answer" else name for name in names)
 

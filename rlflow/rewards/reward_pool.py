@@ -28,7 +28,7 @@ from rlflow.errors import PlanError
 from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.forms import FORMS
 from rlflow.rewards.scorers import BUILT_IN
-from rlflow.rewards.values import KEY, LONGEST, NAN, OTHERS, STEP, Results, missing
+from rlflow.rewards.values import KEY, LONGEST, NAN, NONE, OTHERS, STEP, Results, missing
 from rlflow.rewards.worker_pool import (
     GRACE,
     START,
@@ -55,7 +55,7 @@ ALTOGETHER = 32  # most processes of a pool without a configured size
 IDLE = 0.5
 AT_ONCE = 64  # most rows in one message to an async function
 # Causes of a missing score; see Results in values.py.
-CAUSES = ("none", "nan", "overflow", "type", "raised", "timeout", "died")
+CAUSES = (NONE, "nan", "overflow", "type", "raised", "timeout", "died")
 
 
 @dataclass(eq=False)
@@ -93,6 +93,8 @@ class _Call:
             else:
                 cause, reason = reply
                 self.results.missing[cause] += 1
+                if cause == NONE:
+                    self.results.none.add(row)
                 self.results.first.setdefault(cause, reason)
             self.left -= 1
             if not self.left:

@@ -21,7 +21,7 @@ from rlflow.data.hub_names import COMMIT, folder_name
 from rlflow.data.json_fields import Wanted
 from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.rewards import text
-from rlflow.rewards.forms import OPENRLHF
+from rlflow.rewards.forms import OPENRLHF, TRL
 
 BUILT_IN = ("task", "math", "env")
 SOURCE = re.compile(r"\w[\w.-]*")  # the name of a source of data
@@ -133,8 +133,13 @@ def wanted(specs: Iterable[RewardSpec]) -> Wanted:
     forms = [columns.form for columns in functions if columns.form] + [
         OPENRLHF for spec in specs if spec.kind == "remote"
     ]
-    truths = {form.truth: True for form in forms}
-    return Wanted(optional | required | truths, any(columns.rest for columns in functions), OPENRLHF in forms)
+    truths = {form.truth: True for form in forms if form.truth}
+    return Wanted(
+        optional | required | truths,
+        any(columns.rest for columns in functions),
+        model_prompt=OPENRLHF in forms,
+        conversation=TRL in forms,
+    )
 
 
 def weights(rewards: Iterable[str]) -> tuple[float, ...]:

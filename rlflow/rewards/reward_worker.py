@@ -23,7 +23,7 @@ from rlflow.processes.clients.patience import within
 from rlflow.processes.sandbox import sandboxes
 from rlflow.processes.watchdog import process_tag
 from rlflow.rewards import alone, frames, scorers, values
-from rlflow.rewards.forms import OPENRLHF, by_batch
+from rlflow.rewards.forms import FORMS, by_batch
 
 if TYPE_CHECKING:
     from rlflow.rewards.together import SideBySide
@@ -152,9 +152,10 @@ class RewardWorker(RequestWorker):
             with process_tag.here_alone():
                 yield from self._async.scores(scorer, rows, timeout)
             return
-        if described["settings"].get("form") == OPENRLHF.project:
+        form = FORMS.get(described["settings"].get("form", ""))
+        if form is not None and form.batch:
             with process_tag.here_alone(), within(timeout):
-                yield from by_batch(scorer, rows)
+                yield from by_batch(scorer, rows, form)
             return
         for portion, apart in scorers.portions(described["kind"], described["settings"], rows):
             if apart:

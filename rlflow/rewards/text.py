@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow.errors import Place, PlanError, listed, nearest
-from rlflow.rewards.forms import Form, form_of
+from rlflow.rewards.forms import TRL, Form, form_of
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
 # In CPython 3.11, all parsers share one depth counter, so two threads parsing at once may get a SystemError.
@@ -117,15 +117,19 @@ def _parameters(node: Def, place: Place) -> Reads:
     keyword_only = {argument.arg: default is not None for argument, default in defaults}
     required = plain[:first_default] + [name for name, has_default in keyword_only.items() if not has_default]
     optional = plain[first_default:] + [name for name, has_default in keyword_only.items() if has_default]
+    later = isinstance(node, ast.AsyncFunctionDef)
     if form := form_of([*required, *optional]):
+        if lacking := next((name for name in required if name in form.lacking), None):
+            why = f"it needs {form.project}'s '{lacking}'"
+            raise _refused(node, place, why, "parameters that rlflow passes", form.lacking[lacking])
         others = tuple(name for name in required if name not in form.parameters)
+        ids = ("tokens",) if form is TRL and "completion_ids" in (*required, *optional) else ()
+        own = tuple(
+            name for name in optional if form.columns and name not in (*form.parameters, *form.lacking)
+        )
+        rest = form.columns and arguments.kwarg is not None
         return Reads(
-            (*form.reads, *others),
-            form.fields,
-            place,
-            False,
-            form,
-            isinstance(node, ast.AsyncFunctionDef) and not form.batch,
+            (*form.reads, *ids, *others), (*form.fields, *own), place, rest, form, later and not form.batch
         )
     if arguments.kwarg and "completion" not in (*required, *optional):
         required.append("completion")  # passed through **kwargs
@@ -135,15 +139,15 @@ def _parameters(node: Def, place: Place) -> Reads:
         place,
         arguments.kwarg is not None,
         None,
-        isinstance(node, ast.AsyncFunctionDef),
+        later,
     )
 
 
-def _refused(node: Def, place: Place, why: str, expected: str) -> PlanError:
+def _refused(node: Def, place: Place, why: str, expected: str, remedy: str = "") -> PlanError:
     return PlanError.of(
         "reward-function",
         f"'{node.name}' cannot be a reward: {why}",
         place=place,
         expected=expected,
-        remedy=f"def {node.name}(completion, answer): …",
+        remedy=remedy or f"def {node.name}(completion, answer): …",
     )

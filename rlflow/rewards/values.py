@@ -30,9 +30,10 @@ OTHERS = 32  # most further numbers that are logged for a row
 NOT_HELD = "too large for float32: scale it down"
 RETURNED = "the function returned"
 LARGEST = 3.4028234663852886e38  # the largest float32; scores are stored as float32
+NONE = "none"  # the cause if a function returned None
 # Causes that concern the returned value. Their messages contain no line of the function, since no line
 # raised.
-OF_VALUES = ("none", "nan", "type", "overflow")
+OF_VALUES = (NONE, "nan", "type", "overflow")
 _PRINTED: set[str] = set()  # the lines of users' files whose tracebacks this process has printed
 KEY = re.compile(r"[\w.@/-]{1,64}")  # valid keys of further numbers; entries with other keys are skipped
 
@@ -50,6 +51,7 @@ class Results:
     first: dict[str, Reason] = field(default_factory=dict)  # cause → reason of the first missing score
     # Key → a further number of each row; NaN if a row has none.
     others: dict[str, list[float]] = field(default_factory=dict)
+    none: set[int] = field(default_factory=set)  # rows for which the function returned None
     # Row → the answer that the scorer extracted from the response, if it returned one.
     answers: dict[int, str] = field(default_factory=dict)
 
@@ -100,7 +102,7 @@ def number(value: Any, source: str = RETURNED) -> Any:
     ``source``: beginning of the message, which says who returned the value.
     """
     if value is None:
-        return ["none", f"{source} None"]
+        return [NONE, f"{source} None"]
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, numbers.Real):

@@ -1,5 +1,5 @@
-"""Reward functions and records of verl and OpenRLHF are recognised by their parameters and fields, and work
-unchanged."""
+"""Reward functions and records of verl, OpenRLHF and TRL are recognised by their parameters and fields, and
+work unchanged."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import rlflow
 from rlflow.data import open_data
 from rlflow.rewards import RewardPool, bind, parse_reward
-from rlflow.rewards.forms import OPENRLHF, VERL, by_batch, by_row, form_of
+from rlflow.rewards.forms import OPENRLHF, TRL, VERL, by_batch, by_row, form_of
 from rlflow.rewards.reward_spec import wanted
 from rlflow.rewards.text import reads
 
@@ -44,7 +44,9 @@ def careful(queries, prompts, labels):
     return [float(len(query)) for query in queries]
 """
 NAMES = st.lists(
-    st.sampled_from([*VERL.parameters, *OPENRLHF.parameters, "completion", "answer", "other"]),
+    st.sampled_from(
+        [*VERL.parameters, *OPENRLHF.parameters, "completions", "completion_ids", "completion", "other"]
+    ),
     unique=True,
     min_size=1,
 )
@@ -192,13 +194,17 @@ def test_a_form_is_recognised_by_its_parameters(tmp_path_factory, names, rest, l
     assert (form is OPENRLHF) == (
         form is not VERL and "queries" in names and bool({"prompts", "labels"} & set(names))
     )
+    assert (form is TRL) == (
+        form not in (VERL, OPENRLHF) and bool({"completions", "completion_ids"} & set(names))
+    )
     file = tmp_path_factory.getbasetemp() / "form.py"
     file.write_text(f"{'async ' * later}def f({', '.join([*names, *['**rest'] * rest])}): pass")
     read = reads(str(file), "f")
     assert read.form is form
     if form:
-        assert set(read.required) == {*form.reads, *(set(names) - set(form.parameters))}
-        assert not read.rest
+        ids = ["tokens"] if form is TRL and "completion_ids" in names else []
+        assert set(read.required) == {*form.reads, *ids, *(set(names) - set(form.parameters))}
+        assert read.rest == (rest and form is TRL)
     else:
         assert set(names) <= set(read.required) <= {*names, *["completion"] * rest}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlflow.author import methods
-from rlflow.author.columns import MODEL_PROMPT, Kind, Level, row, standard_kind, text
+from rlflow.author.columns import OF_PROMPTS, Kind, Level, row, standard_kind, text
 from rlflow.author.methods import Setting
 from rlflow.author.node_options import AskOptions, ChooseOptions, RepeatOptions
 from rlflow.author.scope import AskWay
@@ -21,7 +21,7 @@ from rlflow.compiler.trace.symbols import ColumnSource, RecordedGraph, SymbolicB
 from rlflow.errors import FlowError, Place
 
 # columns that follow-up prompts do not keep
-LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", MODEL_PROMPT, *column_rules.OF_THE_DATA)
+LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", *OF_PROMPTS, *column_rules.OF_THE_DATA)
 
 ASK_GIVES: dict[AskWay, tuple[str, ...]] = {
     "text": column_rules.OF_THE_DATA,
@@ -61,9 +61,7 @@ class RowTracer(GraphRecorder):
             place=place,
         )
         along = {
-            name: source
-            for name, source in batch.sources.items()
-            if way == "until" and name in ("prompt", MODEL_PROMPT)
+            name: source for name, source in batch.sources.items() if way == "until" and name in OF_PROMPTS
         }
         return self.batch(makes, follow_up_columns(batch.sources) | along | self.symbols(node).sources)
 

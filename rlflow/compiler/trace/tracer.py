@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlflow.author import methods
-from rlflow.author.columns import MODEL_PROMPT, Kind, field_column, fits, scalar, standard_kind
+from rlflow.author.columns import OF_PROMPTS, Kind, field_column, fits, scalar, standard_kind
 from rlflow.author.joint import JointLoss, joined, specification
 from rlflow.author.loss import Loss
 from rlflow.author.methods import Setting, missing_setting, unknown_setting
@@ -241,8 +241,10 @@ class Tracer(RowTracer):
             field_column(name) if name not in batch.sources and field_column(name) in batch.sources else name
             for name in reads
         )
-        # follow-up prompts do not have this column
-        reads = tuple(name for name in reads if name != MODEL_PROMPT or name in batch.sources)
+        # follow-up prompts have only the column "prompt"
+        reads = tuple(
+            name for name in reads if name == "prompt" or name not in OF_PROMPTS or name in batch.sources
+        )
         for name in reads if not model else ():
             if name not in batch.sources and name not in self.state:
                 of = self.context.reward_places.get(name)

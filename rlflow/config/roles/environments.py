@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlflow.author.figures import Cause
@@ -55,7 +56,7 @@ def wanted_fields(wanted: Wanted, specs: Specs) -> Wanted:
     names = {name: True for spec in specs.values() for name in spec.source.required}
     optional = {name: False for spec in specs.values() for name in spec.source.optional}
     rest = any(spec.source.rest for spec in specs.values())
-    return Wanted({**optional, **names, **wanted.names}, wanted.everything or rest, wanted.model_prompt)
+    return replace(wanted, names={**optional, **names, **wanted.names}, everything=wanted.everything or rest)
 
 
 def sampling_roles(graph: Graph) -> list[str]:

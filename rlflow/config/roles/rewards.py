@@ -95,7 +95,8 @@ class Asked:
 class Weighted:
     """The weighted sum of one role's rewards, in ``dtype``.
 
-    If a row's score is missing for one reward, the sum is missing too.
+    If a row's score is missing for one reward, the sum is missing too. A reward that does not apply to a row
+    counts as 0.
     """
 
     dtype: torch.dtype
@@ -119,7 +120,7 @@ class Weighted:
         total = torch.zeros(len(batch), dtype=torch.float64)
         metrics: dict[Label, PartialMetric] = {}
         if self.functions:
-            scores = sum_up(asked.calls, len(batch), self.dtype)
+            scores = sum_up(asked.calls, len(batch), self.dtype, alone=not self.models)
             total += scores.values
             for name, part in scores.parts.items():
                 metrics |= self._of_part(name, part, len(scores.parts) + len(self.models) > 1)
@@ -262,7 +263,8 @@ class RewardNames:
         for spec in dict.fromkeys([*self.named, *self.own.values(), *self.judges.values()]):
             form = reads(spec.path, spec.function).form if spec.kind == "function" else None
             if form:
-                yield f"reward {spec.name} is called in the way of {form.project}: {spec.function}({', '.join(form.parameters)})"
+                parameters = ", ".join([*form.parameters, *(["a list per column"] if form.columns else [])])
+                yield f"reward {spec.name} is called in the way of {form.project}: {spec.function}({parameters})"
 
     def functions_only(self, role: str) -> bool:
         """Whether none of the role's rewards comes from a model or an environment."""
