@@ -9,7 +9,7 @@ qwen3-0.6b has the sizes of Qwen3 0.6B, random weights, and the prompts of `rlfl
 The run has two iterations with one AdamW step each. All responses have the same length. Seconds are the mean
 of both iterations, without loading, but with the memory allocation of the first step. The second table shows
 the 12 operators with the most CPU seconds, and their share of the total. torch's profiler slows the run a
-little and needs minutes at its end; --operators 0 disables it. --lora RANK trains adapters instead of all
+little and takes minutes after it; --operators 0 disables it. --lora RANK trains adapters instead of all
 weights. PPO of all weights of Qwen3 0.6B needs more than 24 GB.
 """
 

@@ -7,7 +7,7 @@ The transports are shared memory, Ray's object store, and complete tensors.
 Two Ray workers hold the FSDP2 shards of a bf16 model. Two other workers need the shards of tensor parallel 2.
 All run on this machine with one thread each. ``whole`` is the second half of ``--weights gather``: rank 0 has
 gathered the model and sends it to every rank, which keeps its shard. ``memcpy`` copies as many bytes as a
-rank's shard has. Times are medians over repeats, measured by the driver.
+rank's shard occupies. Times are medians over repeats, measured by the driver.
 """
 
 from __future__ import annotations

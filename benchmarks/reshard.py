@@ -8,7 +8,7 @@ Ranks are processes with one thread each that communicate by gloo. They hold rea
 shards of a bf16 model; ZeRO-3's flat shards have the layout of DeepSpeed. ``gather`` gathers every complete
 parameter on every rank, and copies the part that the rank needs. Most frameworks do this by default. For
 FSDP2 it uses ``DTensor.full_tensor``, otherwise one all-gather for each parameter. ``memcpy`` copies as many
-bytes as the rank's target has.
+bytes as the rank's target occupies.
 
 Times are medians over alternating repeats, for the slowest rank. Ratios in brackets use the fastest repeats.
 With 4 ranks and a quarter of the model, only bytes and exactness are checked. Planning is timed in CPU
@@ -211,7 +211,7 @@ def timed(act: Callable[[], Any]) -> float:
 
 
 def copier(views: dict[str, TensorViews]) -> Callable[[], None]:
-    """Return a function that copies as many bytes as the views have."""
+    """Return a function that copies as many bytes as the views occupy."""
     into = [piece.view for mine in views.values() for piece in mine.pieces]
     out_of = [torch.ones_like(view) for view in into]
     return lambda: torch._foreach_copy_(into, out_of)

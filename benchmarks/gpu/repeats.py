@@ -1,4 +1,4 @@
-"""Check that two equal runs on the device give the same bits, and report any differences."""
+"""Check that two equal runs on the device give bit-for-bit identical results, and report any differences."""
 
 from __future__ import annotations
 

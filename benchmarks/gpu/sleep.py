@@ -1,4 +1,4 @@
-"""Check that sleep frees the device's memory, and that wake restores the weights bit by bit."""
+"""Check that sleep frees the device's memory, and that wake restores the weights bit for bit."""
 
 from __future__ import annotations
 

@@ -446,8 +446,8 @@ def share_cores() -> None:
 def leave(code: int) -> None:
     """Exit the process at once with this code.
 
-    After a failure, a stage may still run in a thread that cannot be stopped. A normal exit would wait for
-    that thread or abort.
+    After a failure, a stage may still be running in a thread that cannot be stopped. A normal exit would wait
+    for that thread or abort.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -80,7 +80,7 @@ class ProcessWorkers(Protocol):
         """Describe a dead process without which no worker can be started; None if there is none."""
 
     def unwatch(self) -> None:
-        """Stop the health checks. Calls that still wait for an answer raise Dead."""
+        """Stop the health checks. Calls that are still waiting for an answer raise Dead."""
 
     def restart(self, lost: str) -> list[str]:
         """Start the pool ``lost`` again. Return the names of all pools that had to be started again."""

@@ -1,9 +1,9 @@
 """Calls to Ray that may hang, made in a separate thread.
 
 Ray's native code can wait for minutes for a controlling process that does not answer, and blocks signals
-meanwhile. With a separate thread, the caller has a deadline and still reacts to signals. A call that connects
-to Ray may also hold the interpreter's lock during this time. The watchdog process therefore enforces the same
-deadline.
+during that time. With a separate thread, the caller has a deadline and still reacts to signals. A call that
+connects to Ray may also hold the interpreter's lock during this time. The watchdog process therefore enforces
+the same deadline.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class RunWorkers:
         """Start the pool ``lost`` again, and all pools that do not answer. Return the names of these pools.
 
         The workers of the other pools drop their columns and earlier calls. Raises RemoteError if a worker
-        dies meanwhile. Raises PlanError if a pool cannot be placed again or does not load its models.
+        dies during the call. Raises PlanError if a pool cannot be placed again or does not load its models.
         """
         names = [lost, *self._begin_generation(name for name in self.pools if name != lost)]
         for name in names:
@@ -94,7 +94,7 @@ class RunWorkers:
         return self.controllers.lost()
 
     def unwatch(self) -> None:
-        """Stop the health monitor. Calls that still wait for an answer raise Dead."""
+        """Stop the health monitor. Calls that are still waiting for an answer raise Dead."""
         self.watch.close()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Setup: the data that a worker gets at its start, and from which it builds the flow's program."""
+"""Setup: the data that a worker gets when it starts. It builds the flow's program from them."""
 
 from __future__ import annotations
 

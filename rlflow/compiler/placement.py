@@ -244,8 +244,8 @@ def homes(graph: Graph, placement: Placement) -> dict[int, str]:
     """Return node id → the pool that runs the node.
 
     A node with a model runs on the model's pool. Any other node runs on the pool that stores most of the
-    node's input, in bytes. If two pools store equally many bytes, the first of ``--pools`` is chosen. A node
-    that reads nothing, such as the data, runs on the pool of the first model.
+    node's input, in bytes. If two pools store equally many bytes, the first in the order of ``--pools`` is
+    chosen. A node that reads nothing, such as the data, runs on the pool of the first model.
     """
     pools: dict[int, str] = {}
     first = next(

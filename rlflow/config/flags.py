@@ -96,8 +96,8 @@ def evaluation_names(written: Iterable[str]) -> tuple[str, ...]:
 def sort_rewards(values: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """Return (rewards for training, rewards that score one held-out set), from the values of ``--reward``.
 
-    A reward for one set of ``--eval`` is written REWARD@NAME, with or without a weight. ``values``: the
-    values of all flags, by name.
+    A reward for one set given with ``--eval`` is written REWARD@NAME, with or without a weight. ``values``:
+    the values of all flags, by name.
     """
     written = {name: values.get(name) or () for name in ("reward", "eval")}
     rewards, sets = ((value,) if isinstance(value, str) else tuple(value) for value in written.values())
@@ -193,7 +193,7 @@ class RunConfig:
     own: tuple[str, ...] = ()  # names of all settings that the flow has
     # call, such as actor.generate#2 → settings that override the flow
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # rewards that only score a set of --eval; they are not in options.reward
+    # rewards that only score a set given with --eval; they are not in options.reward
     judges: tuple[str, ...] = ()
     # role, or "" for any role that samples → the environment's settings by name, and its class under ""
     environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -49,7 +49,7 @@ def listed_run(summary: RunSummary) -> ListedRun:
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition of ``--where``, such as ``hp.samples=8`` or ``eval/sampled>0.8``."""
+    """A condition given with ``--where``, such as ``hp.samples=8`` or ``eval/sampled>0.8``."""
 
     name: str
     sign: str
@@ -80,7 +80,7 @@ def as_number(value: Any) -> float | None:
 
 
 def condition(text: str) -> Condition:
-    """Parse a condition of ``--where``. Raises PlanError if it is invalid."""
+    """Parse a condition given with ``--where``. Raises PlanError if it is invalid."""
     match = CONDITION.fullmatch(text)
     if match is None:
         raise PlanError.of(

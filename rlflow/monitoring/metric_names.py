@@ -6,8 +6,8 @@
     ROLE.update/NAME                ROLE/NAME (second update line of the role: ROLE#2/NAME)
     reward/mean                     critic/score/mean (another reward role: rewards/ROLE/mean)
     reward/NAME_mean                rewards/NAME/mean (one of several weighted rewards)
-    evaluation/SET/FIGURE           val/SET/accuracy and val/SET/accuracy_greedy (a set of --eval); mean@n, pass@k and maj@k:
-                                    val-core/SET/acc/mean@n, …/best@k/mean, …/maj@k/mean
+    evaluation/SET/FIGURE val/SET/accuracy and val/SET/accuracy_greedy (a set given with --eval); mean@n,
+                                    pass@k and maj@k: val-core/SET/acc/mean@n, …/best@k/mean, …/maj@k/mean
     other names                     as in TABLE below, or unchanged
 
 A node's seconds are timing_s/NODE. Steps count finished iterations.
@@ -41,7 +41,7 @@ TABLE = {
     "policy/entropy": "actor/entropy",
     "critic/explained_variance": "critic/vf_explained_var",
 }
-PROMPTS = "prompts"  # the figure with the number of prompts in a set of --eval
+PROMPTS = "prompts"  # the figure with the number of prompts in a set given with --eval
 OF_SETS = {
     "sampled": "val/{}/accuracy",
     "greedy": "val/{}/accuracy_greedy",
@@ -116,8 +116,8 @@ def accuracies(evaluation: Figures) -> dict[str, float]:
     """Return the accuracies of an evaluation, by the names that users see.
 
     These names are ``sampled`` and ``greedy``, or ``ROLE sampled`` and so on if several roles are evaluated.
-    Accuracies by data source (``sampled SOURCE``) and by set of --eval (``SET sampled``) follow. The mean
-    score of a flow's own evaluation is not included.
+    Accuracies by data source (``sampled SOURCE``) and by set given with --eval (``SET sampled``) follow. The
+    mean score of a flow's own evaluation is not included.
     """
     own = [figure for figure in evaluation if figure.of is Of.EVALUATION and figure != SCORE]
     by_role = [figure for figure in own if figure.role]

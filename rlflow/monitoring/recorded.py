@@ -77,7 +77,7 @@ class Recorded:
     def shares(self) -> list[str]:
         """The names of the accuracies of sampled answers.
 
-        Held-out prompts in the data come first, then each set of --eval.
+        Held-out prompts in the data come first, then each set given with --eval.
         """
         return [*self.keys(lambda figure: figure == HELD_OUT), *self.keys(is_share_of_set)]
 
@@ -112,7 +112,7 @@ def flags_of(folder: Path) -> dict[str, Any]:
 def sampled_share(evaluation: Figures) -> float | None:
     """Return the accuracy of sampled answers on held-out prompts in the data.
 
-    Without such prompts, returns the accuracy on the first set of --eval. None if there is neither.
+    Without such prompts, returns the accuracy on the first set given with --eval. None if there is neither.
     """
     return next(
         (
@@ -125,7 +125,7 @@ def sampled_share(evaluation: Figures) -> float | None:
 
 
 def is_share_of_set(figure: Figure) -> bool:
-    """Whether a metric is the accuracy of the first role's sampled answers on a set of --eval."""
+    """Whether a metric is the accuracy of the first role's sampled answers on a set given with --eval."""
     return figure.of is Of.SET and figure.name == "sampled" and not figure.role
 
 

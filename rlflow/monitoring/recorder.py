@@ -34,7 +34,7 @@ class Recorder:
         self._notes: Log | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Write the state of the run, and the notes that came before its start."""
+        """Write the state of the run, and the notes from before the run started."""
         self._run = run
         self._notes = Log(run.folder / NOTES, self._complain)
         self._put(replace(status.begun(run.flow, run.iterations), iteration=run.done))

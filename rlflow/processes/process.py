@@ -1,7 +1,7 @@
 """The identity of a process, for files: its pid, start time and machine.
 
 A pid alone is not enough, because the system reuses pids. Locks, status files, leftovers and shared memory
-use `Process.alive` to find out whether a process still runs. The watchdog and rewards use
+use `Process.alive` to find out whether a process is still running. The watchdog and rewards use
 `rlflow.processes.watchdog.process_tag.lives` instead, for processes on their own machine.
 """
 

@@ -2,8 +2,8 @@
 
 It runs as ``python -m rlflow.rewards.reward_worker PARENT REPLIES SANDBOX``: the parent's process id, the
 descriptor for replies, and the process's permissions as JSON (``Confinement.words``). Requests arrive on
-standard input. The worker sends one reply for each row, with the row's index in the request. At its start,
-the worker moves requests and replies to other descriptors. User code that reads standard input or prints
+standard input. The worker sends one reply for each row, with the row's index in the request. When the worker
+starts, it moves requests and replies to other descriptors. User code that reads standard input or prints
 therefore cannot disturb them.
 """
 

@@ -181,7 +181,7 @@ def function(
 ) -> Score:
     """Return a function from a user's file.
 
-    ``source``: the file's text, as the run read it at its start. ``module``: the dotted name under which a
+    ``source``: the file's text, as the run read it when it started. ``module``: the dotted name under which a
     file in a package is imported. ``later``: whether the function is async. ``form``: the project for which
     the function was written; empty for rlflow.
     """

@@ -48,7 +48,7 @@ class Accuracy:
     score: float | None = None
     # mean@n, pass@k and maj@k, if several answers are sampled
     repeated: dict[str, float] = field(default_factory=dict)
-    sets: dict[str, dict[str, float]] = field(default_factory=dict)  # set of --eval → its figures
+    sets: dict[str, dict[str, float]] = field(default_factory=dict)  # set given with --eval → its figures
     # set → role → its figures, if several roles are named
     set_roles: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 

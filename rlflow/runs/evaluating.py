@@ -78,7 +78,7 @@ class Evaluated:
 
 
 def evaluate_folder(folder: Path, values: Mapping[str, Any], out: Path, reporter: Reporter) -> Evaluated:
-    """Evaluate a Hugging Face folder on the sets of ``--eval``.
+    """Evaluate a Hugging Face folder on the sets given with ``--eval``.
 
     ``values``: flag → value, as for a run. A reward that names no set scores every set without a reward of
     its own. ``out``: the parent of the new folder with the answers. Raises PlanError if the values are
@@ -114,9 +114,9 @@ def evaluate_run(
 ) -> Evaluated:
     """Evaluate a run at its newest intact checkpoint, or at its checkpoint after ``checkpoint`` iterations.
 
-    If ``values`` has sets of ``--eval``, the run is evaluated on these sets, otherwise on its own held-out
-    prompts. ``trust``: as for ``resume``. Raises PlanError if the run cannot be prepared again, for example
-    because a checkpoint is missing.
+    If ``values`` has sets given with ``--eval``, the run is evaluated on these sets, otherwise on its own
+    held-out prompts. ``trust``: as for ``resume``. Raises PlanError if the run cannot be prepared again, for
+    example because a checkpoint is missing.
     """
     folder = folder.absolute()
     saved = read_settings(folder)

@@ -40,7 +40,7 @@ class HeldOut:
     """The records that a run does not train on."""
 
     data: Dataset  # records held out of the training data
-    sets: Mapping[str, Dataset] = field(default_factory=dict)  # the sets of --eval, by name
+    sets: Mapping[str, Dataset] = field(default_factory=dict)  # the sets given with --eval, by name
 
     @property
     def longest(self) -> int:
@@ -61,7 +61,7 @@ class HeldOut:
     def judged(self, rewards: Rewards) -> tuple[HeldOutSet, ...]:
         """Return the held-out sets that a reward can score, with their judges.
 
-        Raises PlanError for a set of ``--eval`` that no reward can score.
+        Raises PlanError for a set given with ``--eval`` that no reward can score.
         """
         judge = rewards.judge() if len(self.data) else None
         own = (HeldOutSet(questions(replace(self.data, numbered=True)), judge),) if judge is not None else ()
@@ -90,7 +90,7 @@ def usable_sets(
     note: Callable[[str], None],
     begun: bool,
 ) -> dict[str, Dataset]:
-    """Return the sets of ``--eval``, by name, without records that a model cannot take.
+    """Return the sets given with ``--eval``, by name, without records that a model cannot take.
 
     ``note`` is called with the skipped records, and with a warning for each set whose prompts contain control
     tokens. ``opened``: a function that opens the sets, given the names of roles. Raises PlanError if the flow

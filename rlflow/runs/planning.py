@@ -200,7 +200,7 @@ def needed(roles: Roles, evaluated: str | None) -> dict[str, Sides]:
 def place_roles(
     program: Program, roles: Roles, config: RunConfig, problems: Iterable[Problem] = ()
 ) -> PlacedRoles:
-    """Place trainers and generators on the pools of ``--pools``, once for a run.
+    """Place trainers and generators on the pools that ``--pools`` defines, once for a run.
 
     Raises PlanError with ``problems`` and all other reasons to refuse the run, such as row counts, rewards,
     pools, groups of ranks or staleness.

@@ -33,7 +33,7 @@ def on_ray(
     watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> Runtime:
-    """Start the pools of ``--pools`` on Ray, load the models there, and return the runtime.
+    """Start the pools that ``--pools`` defines on Ray, load the models there, and return the runtime.
 
     This takes seconds or minutes; ``note`` is called with progress messages. If this raises PlanError,
     everything that it started is stopped.

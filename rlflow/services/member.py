@@ -138,7 +138,7 @@ class Member:
         while not self._closing.is_set():
             code = process.ended_within(PROBE if self.state == "serving" else LOOK)
             if code is not None:
-                process.end()  # child processes of the dead process may still run and use its port
+                process.end()  # child processes of the dead process may still be running and using its port
                 return ending(code)
             why = unhealthy(self.recipe.url, self.recipe.health, PROBE)
             self._is("silent" if why and self.state != "starting" else "starting" if why else "serving")

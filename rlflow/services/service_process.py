@@ -69,7 +69,7 @@ class ServiceProcess:
         return self.child.pid
 
     def ended_within(self, seconds: float) -> int | None:
-        """Wait up to ``seconds`` for the process to end. Return its exit code; None if it still runs.
+        """Wait up to ``seconds`` for the process to end. Return its exit code; None if it is still running.
 
         If a signal ended the process, the code is the negative number of the signal.
         """

@@ -38,7 +38,7 @@ class Recorded:
         self.list, self.ends, self.rows = json.loads(Path(file).read_text())["lengths"], ends, 0
 
     def take(self, rows: int) -> Tensor:
-        """Return the next lengths, int64 [rows]. At its end, the list starts again."""
+        """Return the next lengths, int64 [rows]. After the last length, the list starts again."""
         lengths = [self.list[(self.rows + row) % len(self.list)] for row in range(rows)]
         self.rows += rows
         return torch.tensor(lengths)

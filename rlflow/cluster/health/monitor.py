@@ -144,7 +144,7 @@ class HealthMonitor:
         self._thread.start()
 
     def close(self) -> None:
-        """End the monitor's thread. Calls that still wait for an answer raise Dead."""
+        """End the monitor's thread. Calls that are still waiting for an answer raise Dead."""
         self.verdict = self.verdict or "the run has ended"
         self._over = True
         self._hurry.set()

@@ -162,7 +162,7 @@ class Started:
         self.monitor.start(self.pools, {})
 
     def end(self) -> None:
-        """End all ranks. Calls that still wait for an answer raise Dead."""
+        """End all ranks. Calls that are still waiting for an answer raise Dead."""
         self.monitor.verdict = self.monitor.verdict or f"job '{self.options.name}' has ended"
         self.monitor.close()
         if not self.controllers.lost():

@@ -228,7 +228,7 @@ def close(*pools: Pool[Any], seconds: float = CLOSED_SECONDS) -> bool:
 def forget(*pools: Pool[Any]) -> None:
     """Drop the objects of all ranks, and with them their torch groups.
 
-    A rank that still waits for another rank in such a group then stops waiting.
+    A rank that is waiting for another rank in such a group then stops waiting.
     """
     for member in (member for pool in pools for member in pool.actors):
         member.host.instance = None

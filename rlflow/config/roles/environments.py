@@ -21,7 +21,7 @@ Specs = Mapping[str, EnvironmentSpec]  # role → environment; "" is any role th
 
 
 def environments_of(named: Mapping[str, Mapping[str, Any]]) -> dict[str, EnvironmentSpec]:
-    """Return the environments of ``--env`` and ``--ROLE.env``, by role.
+    """Return the environments given with ``--env`` and ``--ROLE.env``, by role.
 
     ``named``: settings by role, as in ``RunConfig.environments``. Raises PlanError for an environment that
     does not exist, and for environment settings without an environment.

@@ -206,7 +206,7 @@ class RewardNames:
     named: tuple[RewardSpec, ...] = ()  # from --reward, in that order; default: the data's scorer
     own: Mapping[str, RewardSpec] = field(default_factory=dict)  # role → its own reward (--ROLE.reward)
     sources: tuple[str, ...] = ()  # names of the sources of data
-    # held-out set of --eval → the reward for this set only
+    # held-out set given with --eval → the reward for this set only
     judges: Mapping[str, RewardSpec] = field(default_factory=dict)
     made_up: bool = False  # the null backend makes up scores, without any reward
     # role of ``*rewards`` → its position in ``named``
@@ -441,7 +441,7 @@ class Rewards:
         )
 
     def judge_of_set(self, name: str, data: Judged) -> HeldOutJudge:
-        """Return the judge of a held-out set of ``--eval``.
+        """Return the judge of a held-out set given with ``--eval``.
 
         The judge is the reward named for the set. If none is named, it is chosen from the rewards without a
         source, as in ``judge``. Raises PlanError if no reward fits, or if the judge reads a column that the

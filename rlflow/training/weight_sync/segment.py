@@ -211,7 +211,7 @@ def check_room(problems: Mapping[str, str]) -> None:
 
 def sweep(run: str, root: Path = ROOT) -> list[Path]:
     """Remove from ``root`` the files of this run whose processes have died, and return their paths. Files of
-    processes in other containers stay, because these processes may still run."""
+    processes in other containers stay, because these processes may still be running."""
     owners = {path: Process.of_tag(path.name.rpartition("-")[2]) for path in root.glob(f"rlflow-{run}-*-*")}
     abandoned = [path for path, owner in owners.items() if owner is not None and owner.alive() is False]
     for path in abandoned:
