@@ -54,7 +54,7 @@ def ask_verifier(prompt, completion, *, request):
 @stage(gives={"agrees": row("float32"), "believes": row("float32")})
 def judge(completion, scores, *, right, wrong, correct):
     """Return, for each verdict, whether it is correct and whether it calls the answer right, as 1.0 or 0.0.
-    Both are 0.0 for a text without a verdict."""
+    Both are 0.0 for a string without a verdict."""
     places = [(said.rfind(right), said.rfind(wrong)) for said in completion]
     yes, no = torch.tensor([y > n for y, n in places]), torch.tensor([n > y for y, n in places])
     agrees = torch.where(scores >= correct, yes, no).to(scores)

@@ -44,7 +44,7 @@ def batch_of(rows: int, longest: int) -> Batch:
 
 
 def seconds(call: Callable[[], object], times: int = 7) -> float:
-    """Return the median seconds of a call, over ``times`` calls after one warm-up call."""
+    """Return the median time of a call in seconds, over ``times`` calls after one warm-up call."""
     taken = []
     for _ in range(times + 1):
         start = time.perf_counter()

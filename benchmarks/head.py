@@ -23,7 +23,7 @@ ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 32, 64)
 
 
 def milliseconds(action: Callable[[], Tensor]) -> float:
-    """Return the milliseconds of a call: the mean of three calls after a warm-up call."""
+    """Return the time of a call in milliseconds: the mean of three calls after a warm-up call."""
     action()
     start = time.perf_counter()
     for _ in range(3):

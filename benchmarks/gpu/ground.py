@@ -73,7 +73,7 @@ class Ground:
         return torch.cuda.max_memory_allocated()
 
     def seconds(self, call: Callable[[], object], times: int = 3) -> float:
-        """Return the median seconds of a call, over ``times`` calls after one warm-up call."""
+        """Return the median time of a call in seconds, over ``times`` calls after one warm-up call."""
         found = []
         for _ in range(times + 1):
             self.settle()

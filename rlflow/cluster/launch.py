@@ -51,7 +51,7 @@ STORE = 512 << 20  # bytes of a local Ray's shared memory, for columns and weigh
 SESSION = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 SOCKET = 107  # maximum size of a socket's path in bytes
 REACH_SECONDS = 30.0  # time limit to join a running Ray
-START_SECONDS = 120.0  # time limit to start a Ray
+START_SECONDS = 120.0  # time limit to start a Ray cluster
 LOOK = 1.0  # seconds between two checks whether a pool is placed
 PLACED_SECONDS = 30.0  # time limit to place a pool in the cluster
 # time limit for workers to end the processes of their rewards; later, these end together with the workers

@@ -32,7 +32,7 @@ class RayLate(RuntimeError):
 
 
 class RayThread:
-    """The thread that makes all calls to one Ray.
+    """The thread that makes all calls to one Ray cluster.
 
     It must live as long as the connection: the kernel ends a Ray cluster when the thread that started it
     ends.

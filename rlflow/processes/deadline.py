@@ -30,5 +30,5 @@ class Deadline:
         return self._left
 
     def wait(self) -> float:
-        """Return for how many seconds the caller may wait before it calls ``left`` again."""
+        """Return the number of seconds that the caller may wait before it calls ``left`` again."""
         return min(max(self.left(), 0.0), LOOK)

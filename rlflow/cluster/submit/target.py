@@ -30,7 +30,7 @@ RAY_PORT = 6379  # port of Ray's head
 RAY_HERE = f"127.0.0.1:{RAY_PORT}"  # Ray's head, on its own machine
 # a variable in host names of a job group, which the shell of a task expands
 GROUP = "${SKYPILOT_JOBGROUP_NAME}"
-TOKEN = "RAY_AUTH_TOKEN"  # all machines of a Ray have the same token
+TOKEN = "RAY_AUTH_TOKEN"  # all machines of a Ray cluster have the same token
 # token of `rlflow serve` if it listens on addresses that other machines can reach
 SERVE_TOKEN = "RLFLOW_SERVE_TOKEN"
 # tracker → environment variables that it reads
@@ -42,7 +42,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class JobSettings:
     """Settings of the machines for `rlflow job`. Each field is a flag, --job.FIELD."""
 
-    nodes: Annotated[int, Ge(1)] = 1  # machines of the run; several machines join one Ray
+    nodes: Annotated[int, Ge(1)] = 1  # machines of the run; several machines join one Ray cluster
     accelerators: str | None = None  # accelerators of each machine, as H100:8; None: CPUs only
     cpus: Annotated[int, Ge(1)] | None = None  # minimum cores of each machine
     # container image with rlflow installed; None: SkyPilot installs it
