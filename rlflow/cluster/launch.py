@@ -50,7 +50,7 @@ STORE = 512 << 20  # bytes of a local Ray's shared memory, for columns and weigh
 # longest path of a socket within Ray's folder
 SESSION = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 SOCKET = 107  # maximum size of a socket's path in bytes
-REACH_SECONDS = 30.0  # time limit to join a running Ray
+REACH_SECONDS = 30.0  # time limit to join a running Ray cluster
 START_SECONDS = 120.0  # time limit to start a Ray cluster
 LOOK = 1.0  # seconds between two checks whether a pool is placed
 PLACED_SECONDS = 30.0  # time limit to place a pool in the cluster
@@ -92,9 +92,9 @@ def start(
 ) -> Controllers:
     """Join the Ray cluster at ``address``, or start a Ray cluster on this machine if ``address`` is None.
 
-    A started Ray has room for ``ranks`` workers and for ``commits`` bytes of in-memory checkpoints. Its files
-    are in ``folder``. ``insecure``: whether the cluster may be open to other users. ``workers``: how Ray
-    starts workers. ``seconds``: time limit to join a Ray cluster. Returns the cluster's controlling
+    A started cluster has room for ``ranks`` workers and for ``commits`` bytes of in-memory checkpoints. Its
+    files are in ``folder``. ``insecure``: whether the cluster may be open to other users. ``workers``: how
+    Ray starts workers. ``seconds``: time limit to join a Ray cluster. Returns the cluster's controlling
     processes. Raises PlanError if the cluster cannot be joined or started, or if it would be open to other
     users.
     """
@@ -225,10 +225,9 @@ def refuse_public_nodes(insecure: bool) -> None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Return a context manager. A Ray cluster that is started inside it listens only on 127.0.0.1.
-
-    Otherwise it listens on all addresses of the machine, except on systems on which Ray cannot use several
-    machines.
+    """Return a context manager. A Ray cluster that is started inside it listens only on 127.0.0.1. Without
+    this context, it would listen on all addresses of the machine, except on systems on which Ray cannot use
+    several machines.
     """
     constants = sys.modules["ray._private.ray_constants"]
     before = getattr(constants, "ENABLE_RAY_CLUSTER", True)
@@ -508,7 +507,7 @@ def nodes_of(group: PlacementGroup) -> dict[int, str]:
 
 
 def all_here() -> bool:
-    """Whether all nodes of the connected Ray are on this machine."""
+    """Whether all nodes of the connected Ray cluster are on this machine."""
     return {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]} == {socket.gethostname()}
 
 

@@ -50,7 +50,7 @@ class WorkerStart:
     def applied(self) -> Iterator[None]:
         """Return a context manager. A Ray cluster that is started inside it is lean.
 
-        If the Ray can run without agents, it also starts workers as this object describes.
+        If the cluster can run without agents, it also starts workers as this object describes.
         """
         services, node = sys.modules["ray._private.services"], sys.modules["ray._private.node"].Node
         if not hasattr(services, "start_ray_process") or not all(hasattr(node, name) for name in UNUSED):

@@ -1,7 +1,8 @@
 """Check that a Ray cluster is at an address, before Ray's own code connects this process to the address.
 
-If a different server is at the address, Ray's code waits for minutes. If a process of the Ray hangs, Ray's code
-can hold the interpreter's lock, and then ends the process that joins. A child process therefore joins first.
+If a different server is at the address, Ray's code waits for minutes. If a process of the cluster hangs,
+Ray's code can hold the interpreter's lock, and then ends the process that joins. A child process therefore
+joins first.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _last_line(logged: bytes) -> str:
 
 
 class Listening:
-    """Checks whether the controller (GCS) of a joined Ray accepts connections.
+    """Checks whether the controller (GCS) of a joined Ray cluster accepts connections.
 
     Call ``lost`` often; it tries to connect every few seconds. ``address``: HOST:PORT. ``clock``: a function
     that returns the time in seconds.

@@ -1,4 +1,4 @@
-"""Setup: the data that a worker gets when it starts. It builds the flow's program from them."""
+"""Setup: the data that a worker gets when it starts. The worker builds the flow's program from these data."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class RewardSpec:
 def parse_reward(written: str) -> RewardSpec:
     """Return the reward that a string such as ``file.py:function:0.5`` names.
 
-    A function's file is read, but not imported. Raises PlanError if the text does not name a reward.
+    A function's file is read, but not imported. Raises PlanError if the string does not name a reward.
     """
     if written.startswith(("http://", "https://")):
         return _remote(written)

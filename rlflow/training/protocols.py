@@ -276,8 +276,8 @@ class GivesChunks(Protocol):
     def generate_chunks(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
-        """Yield the rows of ``generate``, bit for bit the same, in ``chunks`` batches. Each batch is yielded
-        as soon as all its rows have ended.
+        """Yield rows that are bit-for-bit identical to the rows of ``generate``, in ``chunks`` batches. Each
+        batch is yielded as soon as all its rows have ended.
 
         The axis of a batch is a selection from ``prompts.axis.repeat(samples)``. The sampled tokens determine
         which rows are in a chunk; timing never does. ``rlflow.training.chunks`` divides the rows.

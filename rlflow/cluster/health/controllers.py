@@ -25,7 +25,7 @@ class Controllers:
     checked.
     """
 
-    # name → (pid, start); empty for a joined Ray
+    # name → (pid, start); empty for a joined Ray cluster
     processes: Mapping[str, process_tag.Known] = field(default_factory=dict)
     gcs: Listening | None = None  # check of a Ray cluster that was joined at an address
 

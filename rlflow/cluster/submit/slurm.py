@@ -13,7 +13,7 @@ from rlflow.cluster.submit.target import HEAD, TOKEN, LaunchTarget, quoted
 from rlflow.errors import PlanError
 
 SAVE_SECONDS = 300  # seconds before the time limit at which the run is asked to save
-JOIN_SECONDS = 900  # time limit for nodes to join the run's Ray
+JOIN_SECONDS = 900  # time limit for nodes to join the run's Ray cluster
 TIME = re.compile(r"\d+|\d+:\d{2}(:\d{2})?|\d+-\d{1,2}(:\d{2}){0,2}")
 SEEDS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*(%[1-9]\d*)?")
 RAY = '"127.0.0.1:$port"'

@@ -7,8 +7,8 @@
   run's private folders.
 
 ``beside.py`` starts this file and sends it messages. The file uses only the standard library, so that it
-starts within milliseconds. Time during which the watched process is stopped (SIGSTOP, Ctrl-Z), or in which
-the watchdog cannot run, does not count.
+starts within milliseconds. Time during which the watched process is stopped (SIGSTOP, Ctrl-Z), or during
+which the watchdog cannot run, does not count.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class WatchdogProcess:
     def receive_signals(self, numbers: bytes) -> None:
         """Handle the numbers of signals that the watched process has received.
 
-        Only the first request to stop and a later Ctrl-C count. If two Ctrl-C arrive at the same time, they
-        count as one, because one Ctrl-C can arrive in two ways.
+        Only the first request to stop and a later Ctrl-C count. If Ctrl-C arrives twice at the same time, it
+        counts once, because one Ctrl-C can arrive in two ways.
         """
         for number in numbers:
             again = number == signal.SIGINT and self.stop_requests and self.stop_requests[-1] > 2 * TICK
