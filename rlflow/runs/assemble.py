@@ -92,14 +92,7 @@ def assemble(parts: RunParts) -> RunContext:
     for warning in pool_warnings(plan, Sizes.of(graph, Assumed(options.prompts))):
         parts.note(str(warning))
     dependencies = parts.judge(graph, _depends_on(parts, placed)) if parts.judge else None
-    files = {
-        name: kept_files(role.folder, role.use.head == "logprobs", role.variables)
-        for name, role in roles.items()
-        if name in graph.changed_roles
-    }
-    for folder in folders(roles.values()):
-        if code := pretrained.named_code(folder):
-            parts.note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
+    files = _model_files(parts)
     updates = {
         name: expected_steps(graph, role.use, options.prompts, options.iterations)
         for name, role in roles.items()
@@ -160,6 +153,20 @@ class _Started:
     def reasons(self) -> dict[Cause, Reason]:
         """Return the first message for each cause of missing scores."""
         return {**self.runtime.reasons(), **self.environments.reasons()}
+
+
+def _model_files(parts: RunParts) -> dict[str, dict[str, bytes]]:
+    """Role that the run may change → the small files of its model folder. Notes code that is not run."""
+    roles = parts.placed.roles
+    files = {
+        name: kept_files(role.folder, role.use.head == "logprobs", role.variables)
+        for name, role in roles.items()
+        if name in parts.program.graph.changed_roles
+    }
+    for folder in folders(roles.values()):
+        if code := pretrained.named_code(folder):
+            parts.note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
+    return files
 
 
 def _runtime(

@@ -89,23 +89,10 @@ def prepare(
     for line in unrepeatable(specs) if begun else ():
         note(line)
     if data is None:
-        data = open_dataset(
-            flow,
-            config,
-            lambda source: wanted_fields(placed.rewards.wanted(source), specs),
-            partial(encoder_with_tools, spec=with_tools_of(specs)),
-        )
-    for line in filter(
-        None, (*local_data(options.data), data.split_lines, data.recognised, *placed.rewards.forms())
-    ):
-        note(line)
-    for problem in replies(report.program, placed, config.tokenizer_folder, data, specs):
-        note(str(problem))
-    note_warnings(filter(None, [data.templated()]), note)
-    rewards, watchdog = (
-        bound.Rewards(placed.rewards, data, options, config.tokenizer_folder),
-        Watchdog.start(),
-    )
+        data = _opened(flow, config, placed, specs)
+    _note_data(report.program, placed, config, data, specs, note)
+    rewards = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder)
+    watchdog = Watchdog.start()
     services = services_of(
         config.services, config.places, gpus, folder, config.options.ray_address is not None, watchdog, note
     )
@@ -169,6 +156,34 @@ def _placed(program: Program, config: RunConfig, note: Callable[[str], None], be
     if placed.placement is not None and not placed.placement.threads:
         ask("ray", "cluster")
     return placed
+
+
+def _opened(flow: Flow, config: RunConfig, placed: PlacedRoles, specs: Specs) -> Dataset:
+    """Open the data of a run. Raises PlanError."""
+    return open_dataset(
+        flow,
+        config,
+        lambda source: wanted_fields(placed.rewards.wanted(source), specs),
+        partial(encoder_with_tools, spec=with_tools_of(specs)),
+    )
+
+
+def _note_data(
+    program: Program,
+    placed: PlacedRoles,
+    config: RunConfig,
+    data: Dataset,
+    specs: Specs,
+    note: Callable[[str], None],
+) -> None:
+    """Pass everything to ``note`` that was recognised in data, rewards and chat templates. Raises PlanError."""
+    for line in filter(
+        None, (*local_data(config.options.data), data.split_lines, data.recognised, *placed.rewards.forms())
+    ):
+        note(line)
+    for problem in replies(program, placed, config.tokenizer_folder, data, specs):
+        note(str(problem))
+    note_warnings(filter(None, [data.templated()]), note)
 
 
 def _records(
