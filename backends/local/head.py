@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from rlflow.backends.local.network import Network
 from rlflow.backends.local.sampling import LARGE
 
-# up to this number of rows, computing weight · hiddenᵀ takes at most 0.6 of the time of hidden · weightᵀ (`python
-# benchmarks/head.py`)
+# up to this number of rows, computing weight · hiddenᵀ takes at most 0.6 times as long as hidden · weightᵀ
+# (`python benchmarks/head.py`)
 FEW = 10
 
 

@@ -58,7 +58,7 @@ class WireError(ValueError):
 
 
 def _brief(value: object) -> str:
-    """Return a value as a short text without control characters.
+    """Return a value as a short string without control characters.
 
     This is needed because the bytes may come from an unknown source.
     """
