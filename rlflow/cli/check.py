@@ -172,7 +172,12 @@ def trace_options(config: RunConfig) -> TraceOptions:
     sources = parse_sources(config.options.data)
     check_sources(specs, [source.name for source in sources])
     columns = [name for spec in specs for name in reward_reads(spec)]
-    fields = record_fields(sources, config.data) if environments or set(columns) - set(OPENRLHF.reads) else ()
+    read_by_environments = [name for spec in environments.values() for name in spec.source.required]
+    fields = (
+        record_fields(sources, config.data, [*columns, *read_by_environments])
+        if environments or set(columns) - set(OPENRLHF.reads)
+        else ()
+    )
     return TraceOptions(
         max(len(specs), 1),
         tuple(dict.fromkeys(columns)) or TraceOptions().reward_reads,
@@ -184,13 +189,19 @@ def trace_options(config: RunConfig) -> TraceOptions:
     )
 
 
-def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the data fields that rewards may read: the fields of the first record of each file,
-    and the fields that ``--data.NAME`` and ``--data.SOURCE.NAME`` map. Empty if the data are not files.
-    Raises PlanError for a missing file."""
-    files = [source.path for source in sources if hub_data(source.path) is None]
-    paths = [path for file in files if (path := Path(os.path.expanduser(file))).suffix]
-    if not paths:
+def record_fields(
+    sources: Sequence[SourceSpec], mapped: Mapping[str, Any], wanted: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the names of the data fields that rewards and environments may read: the fields of the first
+    record of each file, and the fields that ``--data.NAME`` and ``--data.SOURCE.NAME`` map.
+
+    ``wanted``: the fields that they read. Data sets on the Hub and dataset folders are not opened, so they
+    count as having these fields. Empty if all data are tasks. Raises PlanError for a missing file.
+    """
+    local = [Path(os.path.expanduser(source.path)) for source in sources if hub_data(source.path) is None]
+    paths = [path for path in local if path.suffix]
+    unopened = len(local) < len(sources) or any(path.is_dir() for path in local)
+    if not paths and not unopened:
         return ()
     firsts = [record.fields for path in paths if (record := first_record(path)) is not None]
     names = [
@@ -204,6 +215,7 @@ def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> t
             [
                 *(str(name) for fields in firsts for name in fields),
                 *(name for name in [*mapped, *names] if name not in FIELDS),
+                *(wanted if unopened else ()),
             ]
         )
     )
