@@ -18,8 +18,15 @@ INSTALLED_AS = {
     "backends": "rlflow.backends",
     "algorithms": "rlflow.algorithms",
     "benchmarks/suite": "rlflow.benchmarks",
+    "examples/recipes": "rlflow.recipes",
 }
-PACKAGE = ("rlflow", "backends", "algorithms", "benchmarks/suite")  # the folders of the package
+PACKAGE = (
+    "rlflow",
+    "backends",
+    "algorithms",
+    "benchmarks/suite",
+    "examples/recipes",
+)  # the folders of the package
 
 
 @dataclass(frozen=True, eq=False)

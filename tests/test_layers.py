@@ -28,11 +28,12 @@ MAY_IMPORT = {
     "runs": "errors extras author processes checkpoints training compiler data rewards execution config "
     "monitoring services cluster",
     "cli": "errors extras author processes checkpoints compiler data rewards config monitoring services "
-    "cluster runs benchmarks algorithms",
+    "cluster runs benchmarks algorithms recipes",
     "backends": "errors extras author training checkpoints data",
     "benchmarks": "errors author processes checkpoints training compiler data execution config "
     "monitoring cluster runs",
     "algorithms": "",
+    "recipes": "",
     "": "errors extras author",
 }
 # Names of several classes of which one replaces another: protocols and their implementations, and settings
@@ -115,9 +116,9 @@ def refused(path: Path, module: str, tree: ast.Module):
         theirs = layer(name)
         if mine == theirs or theirs in MAY_IMPORT[mine].split():
             continue
-        if mine == "algorithms":
+        if mine in ("algorithms", "recipes"):
             if name:
-                yield f"{path}: an algorithm imports from rlflow alone, not rlflow.{name}"
+                yield f"{path}: {mine} import from rlflow alone, not rlflow.{name}"
         else:
             yield f"{path}: {mine or 'rlflow'} may not import rlflow.{name}{'' if top else ', not even in a function'}"
 
@@ -144,7 +145,7 @@ def test_a_module_imports_what_its_layer_may():
         (
             "algorithms.ppo",
             "from rlflow.author.functional import gae",
-            "an algorithm imports from rlflow alone, not rlflow.author.functional",
+            "algorithms import from rlflow alone, not rlflow.author.functional",
         ),
     ],
 )

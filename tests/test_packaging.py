@@ -16,6 +16,8 @@ NEEDED = [
     "rlflow/backends/null.py",
     "rlflow/backends/local/trainer.py",
     "rlflow/data/tasks/ppo.toml",
+    "rlflow/recipes/code.toml",
+    "rlflow/recipes/code.py",
     "rlflow/data/tasks/arithmetic_model/model.safetensors",
     "rlflow/data/tasks/arithmetic_lessons.jsonl",
 ]

@@ -149,20 +149,48 @@ def import_(
     raise typer.Exit(import_settings(project, Path(file), Path(out)))
 
 
+def _recipes(wanted: bool) -> None:
+    if wanted:
+        from rlflow.cli.recipes import purposes
+
+        for name, purpose in purposes().items():
+            print(f"{name:12} {purpose}")
+        raise typer.Exit
+
+
 @app.command()
 def new(
     name: Annotated[
-        str, typer.Argument(help="the file to write, or its name without .py", show_default=False)
+        str,
+        typer.Argument(help="the file to write, or its name without its extension", show_default=False),
     ],
     source: Annotated[
         str | None,
         typer.Option("--from", help="a shipped algorithm to copy under the new name", show_default=False),
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="a shipped configuration file to copy under the new name", show_default=False),
+    ] = None,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--list", help="print the recipes and what they are for", callback=_recipes, is_eager=True
+        ),
+    ] = False,
 ) -> None:
-    """Write a commented algorithm as a starting point, or with --from a copy of a shipped algorithm."""
-    from rlflow.cli.new import write_new
+    """Write a commented algorithm as a starting point, or with --from a copy of a shipped algorithm.
 
-    raise typer.Exit(write_new(Path(name), source))
+    With --recipe, write a configuration file for a common task instead.
+    """
+    from rlflow.cli.new import write_new
+    from rlflow.cli.recipes import write_recipe
+
+    if recipe is None:
+        raise typer.Exit(write_new(Path(name), source))
+    if source is not None:
+        raise typer.BadParameter("cannot be given together with --from", param_hint="--recipe")
+    raise typer.Exit(write_recipe(Path(name), recipe))
 
 
 @app.command(context_settings=WITH_FLAGS, add_help_option=False)

@@ -84,17 +84,18 @@ def write_new(target: Path, source: str | None = None) -> int:
         if source
         else TEMPLATE.format(name=path.stem, title=path.stem.replace("_", " ").capitalize())
     )
+    write_file(path, text)
+    print(f"wrote {path}\n  rlflow check {path}\n  rlflow run {path}")
+    return 0
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a new file. Raises PlanError if the file exists or cannot be written."""
     try:
         with path.open("x") as file:
             file.write(text)
     except FileExistsError:
-        raise PlanError.of(
-            "new-exists",
-            f"'{path}' already exists",
-            found="a file",
-            expected="a new name",
-            remedy="choose another name",
-        ) from None
+        raise exists(path) from None
     except OSError as error:
         raise PlanError.of(
             "new-folder",
@@ -103,8 +104,17 @@ def write_new(target: Path, source: str | None = None) -> int:
             expected="an existing folder",
             remedy="create the folder first",
         ) from error
-    print(f"wrote {path}\n  rlflow check {path}\n  rlflow run {path}")
-    return 0
+
+
+def exists(path: Path) -> PlanError:
+    """Return the error for a new file whose path is not free."""
+    return PlanError.of(
+        "new-exists",
+        f"'{path}' already exists",
+        found="a file",
+        expected="a new name",
+        remedy="choose another name",
+    )
 
 
 def copied(source: str, name: str) -> str:

@@ -1,0 +1,1 @@
+"""Configuration files to start from: `rlflow new --list`."""
