@@ -36,10 +36,10 @@ from rlflow.cluster.worker import Worker
 from rlflow.compiler.placement import Parallel, Placement
 from rlflow.compiler.spans import RankSpan
 from rlflow.errors import RemoteError
-from rlflow.execution.account import UpdateRows
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
 from rlflow.execution.lineage import group_of_joined, per_row
 from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
+from rlflow.execution.row_ledger import UpdateRows
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, known, merged
 from rlflow.processes.deadline import Deadline

@@ -25,12 +25,12 @@ from rlflow.author.stage import Stage
 from rlflow.compiler.spans import RankSpan
 from rlflow.errors import listed
 from rlflow.execution import episodes
-from rlflow.execution.account import UpdateRows
 from rlflow.execution.follow_ups import Asking, Roles, encoded_prompts
 from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows
 from rlflow.execution.offload_manager import OffloadManager
 from rlflow.execution.role_model import RoleModel
 from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
+from rlflow.execution.row_ledger import UpdateRows
 from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import PartialMetric, PartialMetrics
 from rlflow.rewards.environments.environment_pool import EnvironmentPool

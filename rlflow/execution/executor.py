@@ -18,7 +18,7 @@ from rlflow.compiler.plan import Plan
 from rlflow.compiler.scheduler import Finish, Free, Instruction, Scheduler, StartNode
 from rlflow.compiler.spans import Span
 from rlflow.errors import SkipIteration, StageError, Stopped
-from rlflow.execution.account import REPLACED, Ledger
+from rlflow.execution.account import REPLACED
 from rlflow.execution.apply import failing, shapes
 from rlflow.execution.engine import Engine
 from rlflow.execution.iteration_outcome import Outcome, Sampled, sampler_of_records
@@ -26,6 +26,7 @@ from rlflow.execution.node_calls import PERFORM
 from rlflow.execution.pieces import Pieces
 from rlflow.execution.queues import Queues
 from rlflow.execution.row_figures import ScoredRecords
+from rlflow.execution.row_ledger import Ledger
 from rlflow.execution.store import Store
 from rlflow.execution.summary import IterationSummary
 from rlflow.processes.deadline import LOOK, Deadline

@@ -10,12 +10,10 @@ from rlflow.author.batch import Batch
 from rlflow.author.figures import Figure, Of
 from rlflow.compiler.graph.model import Column, Graph, Node, Op
 from rlflow.compiler.spans import RankSpan, Span
-from rlflow.execution.account import (
-    RowAccount,
-    sampler_of,
-)
+from rlflow.execution.account import RowAccount
 from rlflow.execution.engine import Metrics
 from rlflow.execution.row_figures import ScoredRecords
+from rlflow.execution.row_ledger import sampler_of
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
 

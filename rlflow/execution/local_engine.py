@@ -20,11 +20,11 @@ from rlflow.author.seeds import row_seeds
 from rlflow.author.stage import Stage
 from rlflow.compiler.residency_schedule import computing, learning, sampling, syncing
 from rlflow.execution import episodes
-from rlflow.execution.account import UpdateRows
 from rlflow.execution.apply import apply_stage
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
 from rlflow.execution.lineage import whole_completions
 from rlflow.execution.role_model import Model
+from rlflow.execution.row_ledger import UpdateRows
 from rlflow.execution.tally import PartialMetric, PartialMetrics, known
 from rlflow.training.chunks import chunked
 from rlflow.training.loss_rows import WITH_GROUP, broken_columns, group_of, mask_counts, with_groups

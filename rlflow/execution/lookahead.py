@@ -28,13 +28,14 @@ from rlflow.compiler.graph.model import Node, Op
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.spans import Span
 from rlflow.errors import SkipIteration
-from rlflow.execution.account import Count, End, RowAccount, RowOutcome, placer_of, source_of
+from rlflow.execution.account import Count, End, RowAccount, RowOutcome
 from rlflow.execution.computed import sampling_of
 from rlflow.execution.engine import CallOptions, Engine
 from rlflow.execution.executor import Executor
 from rlflow.execution.iteration_outcome import Outcome, Sampled
 from rlflow.execution.queues import Queues
 from rlflow.execution.repeat import RepeatNames, kept_groups, repeat_metrics, row_counts
+from rlflow.execution.row_ledger import placer_of, source_of
 from rlflow.execution.tally import known
 
 Versions = Mapping[str, int]  # role → number of updates in its weights

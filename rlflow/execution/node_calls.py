@@ -17,10 +17,10 @@ from rlflow.author.node_options import (
 )
 from rlflow.compiler.graph.model import Column, Node, Op
 from rlflow.errors import SkipIteration
-from rlflow.execution.account import PlacedRows, placer_of, source_of
 from rlflow.execution.computed import sampling_of, with_numbers
 from rlflow.execution.engine import CallOptions
 from rlflow.execution.repeat import RepeatNames, repeat_groups
+from rlflow.execution.row_ledger import PlacedRows, placer_of, source_of
 from rlflow.execution.store import after_one_step
 from rlflow.execution.tally import PartialMetrics
 from rlflow.training.protocols import Sampling

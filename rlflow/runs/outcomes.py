@@ -28,7 +28,8 @@ from pathlib import Path
 from rlflow.author.figures import Figure, Of
 from rlflow.checkpoints.logs import Growing, objects
 from rlflow.compiler.graph.model import Graph, Node, Op, all_nodes
-from rlflow.execution.account import Count, End, RowAccount, RowOutcome, sampler_of
+from rlflow.execution.account import Count, End, RowAccount, RowOutcome
+from rlflow.execution.row_ledger import sampler_of
 
 # steps of the funnel that are measured with the health metrics of the iteration
 MEASURED = ("scored", "mixed", "untruncated")

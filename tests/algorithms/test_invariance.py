@@ -29,8 +29,8 @@ from rlflow.author.loss import Loss
 from rlflow.author.settings import variants
 from rlflow.author.stage import Stage
 from rlflow.backends.null import Generator, Trainer, numbers, token_numbers
-from rlflow.execution.account import UpdateRows
 from rlflow.execution.apply import split_metrics
+from rlflow.execution.row_ledger import UpdateRows
 from rlflow.training.learning import OptimizerStep, Passes, learn
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers

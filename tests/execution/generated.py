@@ -23,8 +23,7 @@ from rlflow import (
     token,
     truncated_weights,
 )
-from rlflow.execution.account import WITH_GROUP
-from rlflow.training.loss_rows import broken_columns, group_of, with_groups
+from rlflow.training.loss_rows import WITH_GROUP, broken_columns, group_of, with_groups
 
 # the steps of a shape come from these
 STEPS = ("coin", "best", "top", "ask", "after", "half", "cut", "join", "joined", "up")

@@ -24,11 +24,11 @@ from rlflow.author.seeds import derived
 from rlflow.author.stage import Stage
 from rlflow.compiler.plan import Plan
 from rlflow.errors import SkipIteration
-from rlflow.execution.account import UpdateRows
 from rlflow.execution.engine import HERE, CallOptions, Engine
 from rlflow.execution.executor import Executor
 from rlflow.execution.local_engine import LocalEngine
 from rlflow.execution.queues import Queues
+from rlflow.execution.row_ledger import UpdateRows
 from rlflow.execution.tally import PartialMetrics
 from rlflow.processes.watchdog.heartbeat_page import HeartbeatPage
 from rlflow.training.protocols import Sampling

@@ -6,7 +6,8 @@ from rlflow import flow, loss
 from rlflow.author.batch import Batch
 from rlflow.compiler.graph.model import Op
 from rlflow.compiler.trace.compile import compile_flow
-from rlflow.execution.account import Ledger, RowOutcome, UpdateRows
+from rlflow.execution.account import RowOutcome
+from rlflow.execution.row_ledger import Ledger, UpdateRows
 
 
 @loss

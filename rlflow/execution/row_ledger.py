@@ -1,0 +1,437 @@
+"""Counts the rows of one run of a plan by their outcome, when all its nodes are done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlflow.author.axis import Axis
+from rlflow.author.batch import Batch
+from rlflow.author.node_options import ChooseOptions, UpdateOptions
+from rlflow.compiler.graph.ancestry import chosen_from, sources
+from rlflow.compiler.graph.model import Graph, Node, Op
+from rlflow.execution.account import Count, End, RowAccount, RowOutcome
+from rlflow.execution.tally import PartialMetrics, known
+from rlflow.training.loss_rows import NO_LOSS, WITH_GROUP
+
+CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"}
+
+
+@dataclass(frozen=True)
+class UpdateRows:
+    """The result of an update for each of its rows."""
+
+    # int64 [rows]: 0 if the update learned from the row. Otherwise a key of CAUSES, or the number (counted
+    # from 1) of the column in ``columns`` that is not finite in this row
+    broken: Tensor
+    columns: tuple[str, ...]
+    waits: bool = False  # the update was not due yet
+    stepped: bool = True  # the update took at least one step
+    tokens: Tensor | None = None  # int64 [rows]: unmasked tokens of each row
+
+    @property
+    def metrics(self) -> PartialMetrics:
+        """Return the metric ``left_out``: the number of rows that the update did not learn from.
+
+        Returns {} if the update was not due.
+        """
+        return {} if self.waits else known({"left_out": float((self.broken != 0).sum())})
+
+
+class RowOrigins(NamedTuple):
+    """For each row of an axis, the node that sampled the row and the row's index there.
+
+    ``node`` is -1 for a row that no node sampled. Both are int64 [rows].
+    """
+
+    node: Tensor
+    row: Tensor
+
+    def take(self, index: Tensor) -> RowOrigins:
+        """Return the origins of some of the rows."""
+        return RowOrigins(self.node[index], self.row[index])
+
+
+RANKS = {RowOutcome.READ: 0, RowOutcome.LEFT_OUT: 2, RowOutcome.TRAINED: 3}
+
+# a decision with a higher rank replaces an earlier one; an update of the role that sampled the row has the
+# highest rank
+CHOSEN_AWAY, OWN = 1, 4
+
+
+class Ledger:
+    """Collects the outcomes of rows while a plan runs.
+
+    ``axes``: the real row axis of each axis of the graph.
+    """
+
+    def __init__(self, graph: Graph, axes: Mapping[int, Axis], longest: float = math.inf) -> None:
+        """``longest``: maximum tokens of a follow-up prompt."""
+        self.graph, self.axes, self.longest = graph, axes, longest
+        self.updates: dict[int, UpdateRows] = {}
+        # node → cause of failure of each row's episode; empty if it did not fail
+        self.failed: dict[int, Sequence[str]] = {}
+        # stage → which of its rows have other tokens than the sampled ones
+        self.placed: dict[int, PlacedRows] = {}
+        # `repeat` → bool [rows]: which of its rows a stage in its body put in place of sampled rows
+        self.marked: dict[int, Tensor] = {}
+        self._lengths: dict[int, Tensor] = {}
+
+    def sampled(self, node: Node, rows: Batch) -> None:
+        """Record the rows that a node produced.
+
+        The rows of a `repeat` can be prompts, which have no tokens.
+        """
+        tokens = rows.data.get("tokens")
+        if tokens is not None and tokens.lengths is not None and node.op in (Op.DATA, Op.GENERATE, Op.REPEAT):
+            self._lengths[node.id] = tokens.lengths
+        elif node.op is Op.REPEAT:
+            self._lengths[node.id] = torch.zeros(len(rows), dtype=torch.int64)
+
+    def account(self) -> RowAccount:
+        """Return the account of all rows.
+
+        Rows that a `repeat` body returns are missing: the `repeat` itself accounts for them.
+        """
+        total = RowAccount()
+        every = {**{i: rows.lengths for i, rows in self.placed.items()}, **self._lengths}
+        outcomes = {
+            i: _RowOutcomes(lengths, self._reader(self.graph.nodes[i])) for i, lengths in every.items()
+        }
+        returned = self._returned(outcomes)
+        for node in self.graph.nodes:
+            if (
+                node.op is Op.CHOOSE
+                and node.makes is not None
+                and node.makes in self.axes
+                and self._trains(node.makes)
+            ):
+                self._chosen(node, outcomes)
+            elif node.op is Op.ASK and node.makes in self.axes:
+                self._count_too_long(node, outcomes)
+            elif node.id in self.updates:
+                self._updated(node, self.updates[node.id], outcomes)
+        for i, lengths in self._lengths.items():
+            node = self.graph.nodes[i]
+            axis, gone = self.axes[node.rows_axis], returned[i]
+            if bool(gone.any()) and bool(gone.all()):
+                continue
+            here, elsewhere = (~gone, gone) if bool(gone.any()) else (None, None)
+            if node.op is not Op.REPEAT:
+                total.sample(node.name, Count.of(axis, lengths, here, elsewhere))
+            for name, own, others in self._sources(node, here, elsewhere):
+                outcomes[i].count(total, name, axis, own, others)
+        for i, rows in self.placed.items():
+            if self._learns_from(i) and bool(rows.where.any()):
+                node = self.graph.nodes[i]
+                total.place(node.name, Count.of(self.axes[node.rows_axis], rows.lengths, rows.where))
+                outcomes[i].count(total, node.name, self.axes[node.rows_axis], rows.where)
+        return total
+
+    def _learns_from(self, stage: int) -> bool:
+        """Whether an update learns from the tokens that a stage returns."""
+        return any(node.op is Op.UPDATE and self._maker(node, "tokens") == stage for node in self.graph.nodes)
+
+    def _maker(self, node: Node, parameter: str) -> int | None:
+        """Return the id of the node that produces the input ``parameter`` of ``node``; None if it has no such
+        input.
+        """
+        return next((item.column.node for item in node.inputs if item.parameter == parameter), None)
+
+    @property
+    def _in_body(self) -> bool:
+        return bool(self.graph.results) and not self.graph.roles
+
+    def _sources(
+        self, node: Node, here: Tensor | None, elsewhere: Tensor | None
+    ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
+        """Yield the names under which rows of a node are counted, with the rows of each name.
+
+        A `repeat` with a stage that replaced rows has two names: the node that samples, and this stage.
+        """
+        marked = self.marked.get(node.id)
+        if marked is None:
+            yield source_of(node), here, elsewhere
+            return
+        there = torch.ones_like(marked) if here is None else here
+        others = torch.zeros_like(marked) if elsewhere is None else elsewhere
+        yield source_of(node), there & ~marked, elsewhere
+        yield placer_of(node), there & marked, others | (there & ~marked)
+
+    def _returned(self, outcomes: Mapping[int, _RowOutcomes]) -> dict[int, Tensor]:
+        """Return each source's rows that a `repeat` body returns with sampled tokens, bool [rows]."""
+        where = {i: torch.zeros(len(lengths), dtype=torch.bool) for i, lengths in self._lengths.items()}
+        if self._in_body and self.graph.rows in self.axes:
+            origins = self._with_placed(self.graph.rows, result_maker(self.graph), outcomes)
+            for source, rows in where.items():
+                rows[origins.row[origins.node == source]] = True
+        return where
+
+    def replaced(self) -> Tensor | None:
+        """Return bool [rows]: for each row that a `repeat` body returns, whether a stage made it.
+
+        None if the body has no stage that returns tokens.
+        """
+        maker = result_maker(self.graph)
+        where = (
+            self.placed[maker].where
+            if maker in self.placed
+            else self.marked.get(maker)
+            if maker is not None
+            else None
+        )
+        index = self._index(self.graph.rows, self.graph.nodes[maker].rows_axis) if maker is not None else None
+        return where[index] if where is not None and index is not None else None
+
+    def _trains(self, axis: int) -> bool:
+        """Whether an update learns from rows of an axis, in this graph or after a `repeat` body has returned
+        them.
+        """
+        axes = [node.axis for node in self.graph.nodes if node.op is Op.UPDATE] + [
+            self.graph.rows
+        ] * self._in_body
+        return any(axis in sources(self.graph.axes, learned) for learned in axes)
+
+    def _reader(self, source: Node) -> str:
+        """Return the name of the last node that reads the output of ``source``.
+
+        If none does, return ``source``.
+        """
+        later = reversed(self.graph.nodes[source.id + 1 :])
+        return next(
+            (node.name for node in later if any(item.column.node == source.id for item in node.inputs)),
+            source.name,
+        )
+
+    def _count_too_long(self, node: Node, outcomes: Mapping[int, _RowOutcomes]) -> None:
+        """Count rows whose follow-up prompt was too long.
+
+        Follow-up prompts for single tokens are not counted, because a row may have none of them.
+        """
+        assert node.makes is not None
+        if self.axes[node.makes].cut is None:
+            end = End(RowOutcome.LEFT_OUT, node.name, "asked too long", f"data.max_prompt={self.longest:g}")
+            self._end(self.origins(node.axis), self._not_in(node), outcomes, end, lambda source: CHOSEN_AWAY)
+
+    def _not_in(self, node: Node) -> Tensor:
+        """Return the rows of a node's inputs that are missing in its outputs, bool [rows]."""
+        assert node.makes is not None
+        index, lacking = self.axes[node.makes].index, torch.ones(len(self.axes[node.axis]), dtype=torch.bool)
+        if index is not None:
+            lacking[index] = False
+        return lacking
+
+    def _chosen(self, node: Node, outcomes: Mapping[int, _RowOutcomes]) -> None:
+        count = node.options(ChooseOptions).count
+        end = End(RowOutcome.LEFT_OUT, node.name, "not chosen", f"count={count}" if count else "")
+        self._end(self.origins(node.axis), self._not_in(node), outcomes, end, lambda source: CHOSEN_AWAY)
+
+    def _updated(self, node: Node, rows: UpdateRows, outcomes: Mapping[int, _RowOutcomes]) -> None:
+        origins = self._with_placed(node.axis, self._maker(node, "tokens"), outcomes)
+        whole = torch.ones(len(origins.row), dtype=torch.bool)
+
+        def waiting(source: int) -> int:
+            return RANKS[RowOutcome.LEFT_OUT]
+
+        if rows.waits:
+            after = node.options(UpdateOptions).after
+            return self._end(
+                origins,
+                whole,
+                outcomes,
+                End(RowOutcome.LEFT_OUT, node.name, "the update is not due yet", f"after={after}"),
+                waiting,
+            )
+        learned = rows.broken == 0
+        trained = (
+            End(RowOutcome.TRAINED, node.name)
+            if rows.stepped
+            else End(RowOutcome.LEFT_OUT, node.name, "no step was taken")
+        )
+        masker = self._maker(node, "mask")
+        masked = rows.tokens if masker is not None and self.graph.nodes[masker].op is Op.STAGE else None
+        for source, fate in outcomes.items():
+            where = learned & (origins.node == source)
+            fate.set(origins.row[where], trained, self._rank(source, node, trained))
+            if masked is not None and masker is not None:
+                fate.mask(origins.row[where], trained, masked[where], self.graph.nodes[masker].name)
+        for cause, failed in self._failed(origins):
+            self._end(
+                origins,
+                failed & ~learned,
+                outcomes,
+                End(RowOutcome.LEFT_OUT, node.name, f"episode failed: {cause}"),
+                waiting,
+            )
+        for number in torch.unique(rows.broken[~learned]).tolist():
+            cause = CAUSES.get(number) or f"{rows.columns[number - 1]} is not finite"
+            self._end(
+                origins, rows.broken == number, outcomes, End(RowOutcome.LEFT_OUT, node.name, cause), waiting
+            )
+
+    def _with_placed(self, axis: int, maker: int | None, outcomes: Mapping[int, _RowOutcomes]) -> RowOrigins:
+        """Return the origins of rows whose tokens the node ``maker`` returned.
+
+        If a stage replaced the tokens of a row, the stage is the row's origin.
+        """
+        origins = self.origins(axis)
+        index = (
+            self._index(axis, self.graph.nodes[maker].rows_axis)
+            if maker in self.placed and maker is not None
+            else None
+        )
+        if index is None or maker is None:
+            return origins
+        gone = self.placed[maker].where[index]
+        stage = self.graph.nodes[maker].name
+        self._end(
+            origins,
+            gone,
+            outcomes,
+            End(RowOutcome.LEFT_OUT, stage, "replaced"),
+            lambda source: RANKS[RowOutcome.LEFT_OUT],
+        )
+        return RowOrigins(torch.where(gone, maker, origins.node), torch.where(gone, index, origins.row))
+
+    def _index(self, axis: int, origin: int) -> Tensor | None:
+        """For each row of ``axis``, return the index of the same row in ``origin``, int64 [rows].
+
+        None if the rows of ``axis`` are not a selection from ``origin``.
+        """
+        index = torch.arange(len(self.axes[axis]))
+        for step in chosen_from(self.graph.axes, axis):
+            if step == origin:
+                return index
+            chosen = self.axes[step].index
+            if chosen is None:
+                return None
+            index = chosen[index]
+        return None
+
+    def _failed(self, origins: RowOrigins) -> Iterator[tuple[str, Tensor]]:
+        """Yield each cause of failed episodes with its rows, bool [rows]."""
+        for source, causes in self.failed.items():
+            own = origins.node == source
+            for cause in sorted(set(filter(None, causes))):
+                where = torch.zeros(len(own), dtype=torch.bool)
+                where[own] = torch.tensor([each == cause for each in causes])[origins.row[own]]
+                yield cause, where
+
+    def _rank(self, source: int, node: Node, end: End) -> int:
+        own = end.fate is RowOutcome.TRAINED and node.role in sampler_of(self.graph.nodes[source])
+        return OWN if own else RANKS[end.fate]
+
+    def _end(
+        self, origins: RowOrigins, where: Tensor, outcomes: Mapping[int, _RowOutcomes], end: End, rank: Any
+    ) -> None:
+        for source, fate in outcomes.items():
+            fate.set(origins.row[where & (origins.node == source)], end, rank(source))
+
+    def origins(self, axis: int) -> RowOrigins:
+        """Return the origins of the rows of an axis."""
+        entry, real = self.graph.axes[axis], self.axes[axis]
+        if entry.parts:
+            parts = [self.origins(part) for part in entry.parts]
+            return RowOrigins(
+                torch.cat([part.node for part in parts]), torch.cat([part.row for part in parts])
+            )
+        if entry.step == "chosen" and entry.parent is not None:
+            assert real.index is not None
+            return self.origins(entry.parent).take(real.index)
+        maker = next(
+            (node.id for node in self.graph.nodes if node.rows_axis == axis and node.id in self._lengths), -1
+        )
+        return RowOrigins(torch.full((len(real),), maker), torch.arange(len(real)))
+
+
+@dataclass(frozen=True)
+class PlacedRows:
+    """Rows of a stage that returns tokens."""
+
+    where: Tensor  # bool [rows]: the stage changed the tokens of the row
+    lengths: Tensor  # int64 [rows]: tokens of each row
+
+
+class _RowOutcomes:
+    """Outcome of each row of a source, as an index into ``ends``, with its rank.
+
+    An outcome with a higher rank replaces an outcome with a lower rank.
+    """
+
+    def __init__(self, lengths: Tensor, reader: str) -> None:
+        """lengths: int64 [rows], tokens of each row."""
+        self.ends, self.lengths, self.tokens = [End(RowOutcome.READ, reader)], lengths, lengths.clone()
+        self.end = torch.zeros(len(lengths), dtype=torch.int64)
+        self.rank = torch.zeros(len(lengths), dtype=torch.int64)
+        # outcome of an update that trained → the stage that returned its mask
+        self.maskers: dict[End, str] = {}
+
+    def mask(self, rows: Tensor, end: End, tokens: Tensor, stage: str) -> None:
+        """Set how many tokens of each row had this outcome; the other tokens are masked out.
+
+        tokens: int64, one number for each of ``rows``.
+        """
+        own = self.end[rows] == self.ends.index(end)
+        self.tokens[rows[own]] = tokens[own]
+        self.maskers[end] = stage
+
+    def count(
+        self, total: RowAccount, name: str, axis: Axis, here: Tensor | None, elsewhere: Tensor | None = None
+    ) -> None:
+        """Add the rows of the source to an account.
+
+        here: bool [rows], the rows to count; None counts all rows. ``elsewhere``: see ``Count.of``.
+        """
+        for number, end in enumerate(self.ends):
+            ended = self.end == number if here is None else here & (self.end == number)
+            total.end(name, end, Count.of(axis, self.tokens, ended, elsewhere))
+            if masked := int((self.lengths - self.tokens)[ended].sum()):
+                total.end(name, End(RowOutcome.LEFT_OUT, self.maskers[end], "masked"), Count(0, 0, masked))
+
+    def set(self, rows: Tensor, end: End, rank: int) -> None:
+        """Set the outcome of rows, except rows that already have an outcome of this rank or a higher one."""
+        rows = rows[self.rank[rows] < rank]
+        if end not in self.ends:
+            self.ends.append(end)
+        self.end[rows], self.rank[rows] = self.ends.index(end), rank
+        self.tokens[rows] = self.lengths[rows]
+
+
+def source_of(node: Node) -> str:
+    """Return the name under which rows of a node are counted.
+
+    For a `repeat`, this is the node in its body that samples the returned rows.
+    """
+    if node.body is None:
+        return node.name
+    inner = sources(node.body.axes, node.body.rows)
+    return next(
+        (source_of(maker) for maker in node.body.nodes if maker.makes in inner and maker.op is Op.GENERATE),
+        node.name,
+    )
+
+
+def placer_of(node: Node) -> str:
+    """Return the stage in a `repeat` body that produced the returned tokens; empty if they stay as sampled."""
+    maker = result_maker(node.body) if node.body is not None else None
+    if node.body is None or maker is None:
+        return ""
+    inner = node.body.nodes[maker]
+    return inner.name if inner.op is Op.STAGE else placer_of(inner)
+
+
+def result_maker(graph: Graph) -> int | None:
+    """Return the node that produces the tokens of a graph's results; None if the graph returns no tokens."""
+    return next((item.column.node for item in graph.results if item.parameter == "tokens"), None)
+
+
+def sampler_of(node: Node) -> frozenset[str]:
+    """Return the roles that sampled a node's rows."""
+    if node.body is None:
+        return frozenset({node.role} if node.op is Op.GENERATE and node.role else ())
+    return frozenset().union(*(sampler_of(inner) for inner in node.body.nodes))
