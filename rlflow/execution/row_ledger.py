@@ -24,7 +24,7 @@ CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """The result of an update for each of its rows."""
+    """For each row of an update, whether the update learned from the row, and if not, why."""
 
     # int64 [rows]: 0 if the update learned from the row. Otherwise a key of CAUSES, or the number (counted
     # from 1) of the column in ``columns`` that is not finite in this row
@@ -36,24 +36,24 @@ class UpdateRows:
 
     @property
     def metrics(self) -> PartialMetrics:
-        """Return the metric ``left_out``: the number of rows that the update did not learn from.
+        """The metric ``left_out``: the number of rows that the update did not learn from.
 
-        Returns {} if the update was not due.
+        Empty if the update was not due.
         """
         return {} if self.waits else known({"left_out": float((self.broken != 0).sum())})
 
 
 class RowOrigins(NamedTuple):
-    """For each row of an axis, the node that sampled the row and the row's index there.
+    """The origin of each row of an axis: the node that sampled it, and its index among that node's rows.
 
-    ``node`` is -1 for a row that no node sampled. Both are int64 [rows].
+    Both are int64 [rows]. ``node`` is -1 for a row that no node sampled.
     """
 
     node: Tensor
     row: Tensor
 
     def take(self, index: Tensor) -> RowOrigins:
-        """Return the origins of some of the rows."""
+        """Return the origins of the rows at ``index``."""
         return RowOrigins(self.node[index], self.row[index])
 
 
@@ -67,11 +67,11 @@ CHOSEN_AWAY, OWN = 1, 4
 class Ledger:
     """Collects the outcomes of rows while a plan runs.
 
-    ``axes``: the real row axis of each axis of the graph.
+    ``axes``: axis of the graph → the real row axis of this iteration.
     """
 
     def __init__(self, graph: Graph, axes: Mapping[int, Axis], longest: float = math.inf) -> None:
-        """``longest``: maximum tokens of a follow-up prompt."""
+        """Start without outcomes. ``longest``: the maximum number of tokens in a follow-up prompt."""
         self.graph, self.axes, self.longest = graph, axes, longest
         self.updates: dict[int, UpdateRows] = {}
         # node → cause of failure of each row's episode; empty if it did not fail
@@ -83,9 +83,9 @@ class Ledger:
         self._lengths: dict[int, Tensor] = {}
 
     def sampled(self, node: Node, rows: Batch) -> None:
-        """Record the rows that a node produced.
+        """Record the rows that a node made.
 
-        The rows of a `repeat` can be prompts, which have no tokens.
+        The rows of a `repeat` may be prompts, which have no tokens.
         """
         tokens = rows.data.get("tokens")
         if tokens is not None and tokens.lengths is not None and node.op in (Op.DATA, Op.GENERATE, Op.REPEAT):
@@ -94,9 +94,9 @@ class Ledger:
             self._lengths[node.id] = torch.zeros(len(rows), dtype=torch.int64)
 
     def account(self) -> RowAccount:
-        """Return the account of all rows.
+        """Return the account of all rows of this graph.
 
-        Rows that a `repeat` body returns are missing: the `repeat` itself accounts for them.
+        Rows that the body of a `repeat` returns are not included: the `repeat` itself accounts for them.
         """
         total = RowAccount()
         every = {**{i: rows.lengths for i, rows in self.placed.items()}, **self._lengths}
@@ -134,13 +134,11 @@ class Ledger:
         return total
 
     def _learns_from(self, stage: int) -> bool:
-        """Whether an update learns from the tokens that a stage returns."""
+        """Return True if an update learns from the tokens that the stage with the id ``stage`` returns."""
         return any(node.op is Op.UPDATE and self._maker(node, "tokens") == stage for node in self.graph.nodes)
 
     def _maker(self, node: Node, parameter: str) -> int | None:
-        """Return the id of the node that produces the input ``parameter`` of ``node``; None if it has no such
-        input.
-        """
+        """Return the id of the node that gives the input ``parameter`` of ``node``; None if it has none."""
         return next((item.column.node for item in node.inputs if item.parameter == parameter), None)
 
     @property
@@ -150,9 +148,10 @@ class Ledger:
     def _sources(
         self, node: Node, here: Tensor | None, elsewhere: Tensor | None
     ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
-        """Yield the names under which rows of a node are counted, with the rows of each name.
+        """Yield (name, rows, other rows) for each name under which rows of a node are counted.
 
-        A `repeat` with a stage that replaced rows has two names: the node that samples, and this stage.
+        The rows are bool [rows]. Rows of one node have two names if a stage in a `repeat` replaced some of
+        them: the node that sampled, and the stage.
         """
         marked = self.marked.get(node.id)
         if marked is None:
@@ -164,7 +163,7 @@ class Ledger:
         yield placer_of(node), there & marked, others | (there & ~marked)
 
     def _returned(self, outcomes: Mapping[int, _RowOutcomes]) -> dict[int, Tensor]:
-        """Return each source's rows that a `repeat` body returns with sampled tokens, bool [rows]."""
+        """Return node id → bool [rows]: True at rows that the body of a `repeat` returns as sampled."""
         where = {i: torch.zeros(len(lengths), dtype=torch.bool) for i, lengths in self._lengths.items()}
         if self._in_body and self.graph.rows in self.axes:
             origins = self._with_placed(self.graph.rows, result_maker(self.graph), outcomes)
@@ -173,9 +172,9 @@ class Ledger:
         return where
 
     def replaced(self) -> Tensor | None:
-        """Return bool [rows]: for each row that a `repeat` body returns, whether a stage made it.
+        """Return bool [rows]: True at rows that the body of a `repeat` returns with tokens of a stage.
 
-        None if the body has no stage that returns tokens.
+        Returns None if no stage of the body returns tokens.
         """
         maker = result_maker(self.graph)
         where = (
@@ -189,8 +188,9 @@ class Ledger:
         return where[index] if where is not None and index is not None else None
 
     def _trains(self, axis: int) -> bool:
-        """Whether an update learns from rows of an axis, in this graph or after a `repeat` body has returned
-        them.
+        """Return True if an update learns from rows of the axis.
+
+        If this graph is the body of a `repeat`, returned rows count too.
         """
         axes = [node.axis for node in self.graph.nodes if node.op is Op.UPDATE] + [
             self.graph.rows
@@ -198,10 +198,7 @@ class Ledger:
         return any(axis in sources(self.graph.axes, learned) for learned in axes)
 
     def _reader(self, source: Node) -> str:
-        """Return the name of the last node that reads the output of ``source``.
-
-        If none does, return ``source``.
-        """
+        """Return the name of the last node that reads a column of ``source``; its own name if none does."""
         later = reversed(self.graph.nodes[source.id + 1 :])
         return next(
             (node.name for node in later if any(item.column.node == source.id for item in node.inputs)),
@@ -209,9 +206,10 @@ class Ledger:
         )
 
     def _count_too_long(self, node: Node, outcomes: Mapping[int, _RowOutcomes]) -> None:
-        """Count rows whose follow-up prompt was too long.
+        """Record the outcome of rows whose follow-up prompt was too long.
 
-        Follow-up prompts for single tokens are not counted, because a row may have none of them.
+        Follow-up prompts that continue responses from single tokens are not considered, because a row may
+        have none of them.
         """
         assert node.makes is not None
         if self.axes[node.makes].cut is None:
@@ -219,7 +217,7 @@ class Ledger:
             self._end(self.origins(node.axis), self._not_in(node), outcomes, end, lambda source: CHOSEN_AWAY)
 
     def _not_in(self, node: Node) -> Tensor:
-        """Return the rows of a node's inputs that are missing in its outputs, bool [rows]."""
+        """Return bool [rows]: True at input rows of a node that have no row in its output."""
         assert node.makes is not None
         index, lacking = self.axes[node.makes].index, torch.ones(len(self.axes[node.axis]), dtype=torch.bool)
         if index is not None:
@@ -275,9 +273,10 @@ class Ledger:
             )
 
     def _with_placed(self, axis: int, maker: int | None, outcomes: Mapping[int, _RowOutcomes]) -> RowOrigins:
-        """Return the origins of rows whose tokens the node ``maker`` returned.
+        """Return the origins of the rows of ``axis``, whose tokens the node ``maker`` made.
 
-        If a stage replaced the tokens of a row, the stage is the row's origin.
+        If a stage replaced the tokens of a row, the origin of the row is the stage, and the outcome of the
+        sampled row is "replaced".
         """
         origins = self.origins(axis)
         index = (
@@ -299,9 +298,9 @@ class Ledger:
         return RowOrigins(torch.where(gone, maker, origins.node), torch.where(gone, index, origins.row))
 
     def _index(self, axis: int, origin: int) -> Tensor | None:
-        """For each row of ``axis``, return the index of the same row in ``origin``, int64 [rows].
+        """Return the index in the axis ``origin`` of each row of ``axis``, int64 [rows].
 
-        None if the rows of ``axis`` are not a selection from ``origin``.
+        Returns None if the rows of ``axis`` were not chosen from ``origin``.
         """
         index = torch.arange(len(self.axes[axis]))
         for step in chosen_from(self.graph.axes, axis):
@@ -314,7 +313,7 @@ class Ledger:
         return None
 
     def _failed(self, origins: RowOrigins) -> Iterator[tuple[str, Tensor]]:
-        """Yield each cause of failed episodes with its rows, bool [rows]."""
+        """Yield (cause, bool [rows]) for each cause of failed episodes among the rows."""
         for source, causes in self.failed.items():
             own = origins.node == source
             for cause in sorted(set(filter(None, causes))):
@@ -351,20 +350,23 @@ class Ledger:
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """Rows of a stage that returns tokens."""
+    """The rows that a stage returned with tokens of its own."""
 
     where: Tensor  # bool [rows]: the stage changed the tokens of the row
     lengths: Tensor  # int64 [rows]: tokens of each row
 
 
 class _RowOutcomes:
-    """Outcome of each row of a source, as an index into ``ends``, with its rank.
+    """The outcome of each row that a node sampled, as an index into ``ends``, with a rank.
 
     An outcome with a higher rank replaces an outcome with a lower rank.
     """
 
     def __init__(self, lengths: Tensor, reader: str) -> None:
-        """lengths: int64 [rows], tokens of each row."""
+        """Give all rows the outcome "read only" by the node ``reader``.
+
+        lengths: int64 [rows], tokens of each row.
+        """
         self.ends, self.lengths, self.tokens = [End(RowOutcome.READ, reader)], lengths, lengths.clone()
         self.end = torch.zeros(len(lengths), dtype=torch.int64)
         self.rank = torch.zeros(len(lengths), dtype=torch.int64)
@@ -372,7 +374,9 @@ class _RowOutcomes:
         self.maskers: dict[End, str] = {}
 
     def mask(self, rows: Tensor, end: End, tokens: Tensor, stage: str) -> None:
-        """Set how many tokens of each row had this outcome; the other tokens are masked out.
+        """Set how many tokens of each row in ``rows`` had the outcome ``end``.
+
+        ``stage`` masked out the other tokens.
 
         tokens: int64, one number for each of ``rows``.
         """
@@ -383,9 +387,9 @@ class _RowOutcomes:
     def count(
         self, total: RowAccount, name: str, axis: Axis, here: Tensor | None, elsewhere: Tensor | None = None
     ) -> None:
-        """Add the rows of the source to an account.
+        """Add the outcomes of the rows to the account ``total``, under ``name``.
 
-        here: bool [rows], the rows to count; None counts all rows. ``elsewhere``: see ``Count.of``.
+        here, bool [rows]: the rows to count; None counts all rows. ``elsewhere``: as in ``Count.of``.
         """
         for number, end in enumerate(self.ends):
             ended = self.end == number if here is None else here & (self.end == number)
@@ -394,7 +398,7 @@ class _RowOutcomes:
                 total.end(name, End(RowOutcome.LEFT_OUT, self.maskers[end], "masked"), Count(0, 0, masked))
 
     def set(self, rows: Tensor, end: End, rank: int) -> None:
-        """Set the outcome of rows, except rows that already have an outcome of this rank or a higher one."""
+        """Set the outcome of ``rows``, except rows with an outcome of this rank or a higher rank."""
         rows = rows[self.rank[rows] < rank]
         if end not in self.ends:
             self.ends.append(end)
@@ -403,9 +407,10 @@ class _RowOutcomes:
 
 
 def source_of(node: Node) -> str:
-    """Return the name under which rows of a node are counted.
+    """Return the name under which the rows of a node are counted.
 
-    For a `repeat`, this is the node in its body that samples the returned rows.
+    This is the node's own name. For a `repeat`, it is the name of the node in its body that samples the
+    returned rows.
     """
     if node.body is None:
         return node.name
@@ -417,7 +422,7 @@ def source_of(node: Node) -> str:
 
 
 def placer_of(node: Node) -> str:
-    """Return the stage in a `repeat` body that produced the returned tokens; empty if they stay as sampled."""
+    """Return the stage in the body of a `repeat` that made the returned tokens; "" if they are as sampled."""
     maker = result_maker(node.body) if node.body is not None else None
     if node.body is None or maker is None:
         return ""
@@ -426,12 +431,12 @@ def placer_of(node: Node) -> str:
 
 
 def result_maker(graph: Graph) -> int | None:
-    """Return the node that produces the tokens of a graph's results; None if the graph returns no tokens."""
+    """Return the id of the node that makes the tokens of a graph's results; None without tokens."""
     return next((item.column.node for item in graph.results if item.parameter == "tokens"), None)
 
 
 def sampler_of(node: Node) -> frozenset[str]:
-    """Return the roles that sampled a node's rows."""
+    """Return the roles that sampled the rows of a node."""
     if node.body is None:
         return frozenset({node.role} if node.op is Op.GENERATE and node.role else ())
     return frozenset().union(*(sampler_of(inner) for inner in node.body.nodes))
