@@ -1,6 +1,6 @@
-"""A run: its folder, its loop over iterations, its records and messages, its end, and how it is resumed.
+"""The life of a run: it is prepared, started or resumed, iterates, recovers from lost workers, and ends.
 
-This package prepares, evaluates, recovers and resumes runs, and records their dependencies.
-`rlflow.execution` executes nodes, `rlflow.checkpoints` has the checkpoint format, and `rlflow.monitoring` has
-the displays.
+This package also has the files of the run's folder, and compares the inputs of a resumed run with those at
+its start. `rlflow.execution` executes nodes, `rlflow.checkpoints` has the checkpoint format, and
+`rlflow.monitoring` has the displays.
 """

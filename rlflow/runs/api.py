@@ -90,7 +90,7 @@ def resolve_config(
 
 
 def named_reward(reward: Any) -> Any:
-    """Return a reward in the form of a flag: ``FILE:NAME`` for a function. Other values are unchanged.
+    """Return a reward function as the value of a flag: ``FILE:NAME``. Any other value is returned unchanged.
 
     Raises PlanError if no file defines the function.
     """
@@ -101,9 +101,10 @@ def named_reward(reward: Any) -> Any:
 
 
 def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those values of a packaged task that this flow can take.
+    """Return the values of a packaged task that this flow can take.
 
-    The default task also has settings and roles that a flow may not have.
+    The default task also has settings and roles that a flow may not have. ``roles``: the names of the flow's
+    roles.
     """
     hp = flow.parameters.hp
     known = {f"hp.{name}" for name in vars(hp)} if hp is not None else set()
@@ -116,10 +117,10 @@ def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> 
 
 
 class Roles(dict[str, Any]):
-    """Role objects by name, for ``flow(batch, **roles)``.
+    """Role objects by name, for eager calls: ``flow(roles.take(), **roles)``.
 
-    ``take(n)`` returns the next prompts. ``close()``, or the end of a ``with`` block, stops everything that
-    was started for the roles.
+    ``take(n)`` returns the next prompts. ``close()``, or the end of a ``with`` block, stops all processes and
+    threads that were started for the roles.
     """
 
     def __init__(self, context: RunContext, roles: Mapping[str, Any], hp: Any) -> None:
@@ -133,7 +134,7 @@ class Roles(dict[str, Any]):
 
     @property
     def state(self) -> dict[str, float]:
-        """The flow's scalars that keep their values across iterations, by name."""
+        """The numbers that the flow keeps from one iteration to the next, by name."""
         return self.prepared.engine.state
 
     @property
@@ -142,7 +143,7 @@ class Roles(dict[str, Any]):
         return self.prepared.plan
 
     def close(self) -> None:
-        """Stop everything that was started for the roles."""
+        """Stop all processes and threads that were started for the roles."""
         self.prepared.close()
 
     def __enter__(self) -> Self:
@@ -153,11 +154,11 @@ class Roles(dict[str, Any]):
 
 
 def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
-    """Return the role objects of a run, for eager calls of a flow.
+    """Return the role objects of a flow, for eager calls.
 
-    ``flow(roles.take(), **roles)`` is one iteration. The roles use the run's seed, and ``take`` returns its
-    data in order. If the flow has ``*rewards``, pass them by position: ``flow(roles.take(), actor,
-    *rewards)``.
+    ``flow(roles.take(), **roles)`` executes one iteration. The roles use the run's seed, and ``take`` returns
+    the data in order. If the flow has ``*rewards``, pass the rewards by position: ``flow(roles.take(), actor,
+    *rewards)``. ``keywords``: the flags of `rlflow run`.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(flow, hp, flat(keywords))
@@ -213,7 +214,7 @@ class _Decisions:
 
     @property
     def names(self) -> list[str]:
-        """The roles with a model."""
+        """The names of the roles with a model."""
         return [use.name for use in model_uses(self.program.graph)]
 
     def before_backends(self) -> Iterator[Callable[[], object]]:

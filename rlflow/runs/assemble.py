@@ -190,7 +190,7 @@ def _runtime(
 def _alone(
     plan: Plan, roles: Roles, options: Options, updates: Mapping[str, int]
 ) -> dict[str, Callable[[], Trainer]]:
-    """Role → a function that makes its trainer in this process, for each role that several ranks train."""
+    """Return, for each role that several ranks train, a function that makes its trainer in this process."""
     if plan.placement is None:
         return {}
     several = {role for role, pool in plan.placement.trainers.items() if plan.placement.pools[pool] > 1}
@@ -201,7 +201,7 @@ def _alone(
 def _evaluation(
     plan: Plan, placed: PlacedRoles, executor: Executor, held_out: HeldOut, sets: tuple[HeldOutSet, ...]
 ) -> Evaluation | FlowEvaluation | None:
-    """The evaluation of the run; None without held-out prompts, or if no reward scores them."""
+    """Return the evaluation of the run; None without held-out prompts, or if no reward scores them."""
     if plan.evaluation is not None:
         return flow_evaluation(executor, plan, held_out.data)
     if placed.evaluated is None or not sets:
@@ -229,11 +229,11 @@ def _depends_on(parts: RunParts, placed: PlacedRoles) -> Dependencies:
 
 
 def kept_files(folder: Path | None, replies: bool, variables: Variables = NONE) -> dict[str, bytes]:
-    """Return the small files of a role's model folder, as name → content; {} without a folder.
+    """Return the small files of a role's model folder, as name → content; {} if ``folder`` is None.
 
-    They are copied into checkpoints and final models, so the folder is not needed later. ``replies``: whether
-    the model generates text; its generation config must then name all tokens that end a reply. ``variables``:
-    the variables of its chat template. Raises PlanError if a file cannot be read.
+    The files are copied into checkpoints and final models, so the folder is not needed later. ``replies``:
+    whether the model generates text; if so, its generation config names all tokens that end a reply.
+    ``variables``: the variables of its chat template. Raises PlanError if a file cannot be read.
     """
     if folder is None:
         return {}
@@ -260,7 +260,7 @@ def _loader(
 def _in_process(
     plan: Plan, placed: PlacedRoles, inputs: EngineInputs, updates: Mapping[str, int], rewards: bound.Rewards
 ) -> Runtime:
-    """Make the models of a run in this process."""
+    """Load the models of a run in this process, and return the runtime."""
     graph, options, roles = plan.graph, placed.options, placed.roles
     used = {node.role for node in used_nodes(graph)}
     judges = [use.name for use in graph.roles if use.name not in roles and use.name in used]
@@ -294,8 +294,8 @@ def _in_process(
 def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) -> int:
     """Return the number of optimizer steps of a role over the run.
 
-    Learning-rate schedules that end need this number. If a `repeat` keeps fewer rows than expected, the role
-    takes fewer steps.
+    Learning-rate schedules with an end need this number. If a `repeat` keeps fewer rows than expected, the
+    role takes fewer steps.
     """
     steps, expected = 0, expected_rows(graph, prompts, repeats="prompts")
     for node in graph.nodes:
@@ -306,7 +306,7 @@ def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) ->
 
 
 def working_folder() -> str | None:
-    """Return the folder that relative paths in the settings start from; None if it was deleted."""
+    """Return the working directory; None if it was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -314,9 +314,9 @@ def working_folder() -> str | None:
 
 
 def recorded_settings(program: Program, config: RunConfig) -> Mapping[str, Any]:
-    """Return the content of settings.json: everything needed to resume or repeat the run.
+    """Return the content of settings.json: everything that is needed to resume or repeat the run.
 
-    A secret that is a default in the flow's own file is not copied.
+    Secrets are masked. A secret that is a default in the flow's own file is omitted.
     """
     default = vars(program.flow.parameters.hp) if program.flow.parameters.hp is not None else {}
     hp = {

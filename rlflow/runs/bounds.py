@@ -1,7 +1,7 @@
-"""Where the time of a run went, and how fast it could be.
+"""Where the time of a run went, and how fast the run could be.
 
-The module computes the time and share of each node, the critical path, the load of queues, and a lower bound
-for the time of any schedule.
+The module computes the time and share of each node, the critical path, the load of queues, and the least time
+that any schedule can take.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NodeTime:
 
 @dataclass
 class Path:
-    """The iterations whose critical path has the same nodes."""
+    """All iterations whose critical path has the same nodes."""
 
     nodes: dict[str, float]  # node → seconds on the path, in the order of the path
     iterations: int = 0
@@ -38,7 +38,7 @@ class Path:
 
 @dataclass(frozen=True)
 class TimeBounds:
-    """The mean iteration of a run, in seconds."""
+    """The mean iteration of a run. All times are in seconds."""
 
     iterations: int
     seconds: float
@@ -51,29 +51,29 @@ class TimeBounds:
 
     @property
     def bound(self) -> float:
-        """Seconds per iteration that no schedule of these nodes can undercut.
+        """The least seconds per iteration that any schedule of these nodes can take.
 
-        The bound is the longest path, or the work of the busiest queue if that is longer.
+        This is the length of the longest path, or the work of the busiest queue if that is larger.
         """
         return max(self.path, *self.work.values(), 0.0)
 
     @property
     def by(self) -> str:
-        """The name of the queue that sets the bound, or PATH."""
+        """What sets the bound: PATH, or the name of a queue."""
         lane = max(self.work, key=lambda lane: self.work[lane], default="")
         return lane if lane and self.work[lane] > self.path else PATH
 
     @property
     def busy(self) -> dict[str, float]:
-        """Queue → share of its slots that was in use, on average."""
+        """Queue → mean share of its slots that was in use."""
         return {lane: work / self.seconds if self.seconds else 0.0 for lane, work in self.work.items()}
 
 
 class RunTotals:
-    """Adds up the times of iterations.
+    """Adds up the times of a run's iterations.
 
     ``room``: queue → number of nodes that it runs at the same time. ``staleness``: number of iterations in
-    progress in addition to the current one. ``within``: node → the node that it runs inside
+    progress in addition to the current iteration. ``within``: node → the node that contains it
     (``Plan.within``).
     """
 
@@ -93,7 +93,8 @@ class RunTotals:
     def add(self, spans: Sequence[Span], start: float, seconds: float) -> None:
         """Add an iteration that began at ``start`` and took ``seconds``.
 
-        Nodes that ran ahead of training, before ``start``, are not counted as delays.
+        ``spans``: when each node ran. The time of nodes that ran before ``start``, ahead of training, is not
+        a delay.
         """
         self.iterations += 1
         self.seconds += seconds
@@ -113,10 +114,10 @@ class RunTotals:
         return self.shares.setdefault(node, NodeTime(node))
 
     def _decided(self, path: Sequence[Span], start: float, seconds: float) -> None:
-        """Count an iteration under its critical path.
+        """Count an iteration among the iterations with the same critical path.
 
-        If a node contains other nodes, only its last piece is a step of the path, and all of the node's time
-        counts for that step.
+        If a node contains other nodes, only its last piece is a step of the path. All of the node's time on
+        the path counts for this step.
         """
         on_path: dict[str, float] = {}
         for span in path:
@@ -141,7 +142,7 @@ class RunTotals:
 
     @property
     def bounds(self) -> TimeBounds:
-        """Return the means over all iterations, and the most frequent critical path."""
+        """The means over all iterations, and the most frequent critical path."""
         each = 1 / max(self.iterations, 1)
         most = max(self._paths.values(), key=lambda path: (path.iterations, path.seconds), default=Path({}))
         critical = {node: seconds / most.iterations for node, seconds in most.nodes.items()}
@@ -157,7 +158,7 @@ class RunTotals:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values under stable keys; docs/runs.md describes each."""
+        """Return plain values under stable keys, which docs/runs.md describes."""
         bounds = self.bounds
         return asdict(bounds) | {
             "critical": [{"node": node, "seconds": seconds} for node, seconds in bounds.critical.items()],

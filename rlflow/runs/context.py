@@ -1,4 +1,4 @@
-"""The parts of a run and its result: plain records that the loop, the session and checkpoints share."""
+"""The parts of a run and its result, as plain records that other modules of this package share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlflow.training.protocols import Trainer
 
 @dataclass(frozen=True)
 class EngineInputs:
-    """The inputs that an engine gets from its run, besides a plan, options and models."""
+    """The inputs that a run gives its engine, in addition to plan, options and models."""
 
     prompts: Prompts  # the cursor over the data
     asking: Asking
@@ -85,11 +85,11 @@ class RunContext:
     resizing: frozenset[str] = frozenset()  # roles whose trainers can change the number of tokens per pass
 
     def computing(self) -> AbstractContextManager[None]:
-        """A context in which models may use all threads, and everything else uses one thread."""
+        """Return a context in which models may use all threads, and everything else uses one thread."""
         return all_for(self.executor.queues, "model")
 
     def close(self) -> None:
-        """Stop everything that was started."""
+        """Stop all processes and threads that were started for the run."""
         try:
             self.stop()
         finally:
@@ -99,7 +99,8 @@ class RunContext:
 
 @dataclass(frozen=True)
 class RunStart:
-    """The starting point of a run: before its first iteration, or after the last iteration in a checkpoint."""
+    """The point at which a run starts: before its first iteration, or after the last iteration in a
+    checkpoint."""
 
     iteration: int = 0
     before: Accuracy | None = None  # accuracy of the first weights; None if not yet measured
@@ -127,7 +128,7 @@ class RunResult:
     shown: str = ""  # ``folder`` for messages, relative if it is below the working folder
 
     def _repr_html_(self) -> str:
-        """Return the numbers and the learning curve as HTML, for notebooks."""
+        """Return the run's numbers and learning curve as HTML, for notebooks."""
         from rlflow.monitoring.page import run_html
 
         rows = [
@@ -143,7 +144,7 @@ class RunResult:
         return run_html(self.folder, rows)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the last line of the output of ``--json``, as plain values."""
+        """Return the result as plain values: the last line that ``--json`` prints."""
         return {
             "accuracy_before": self.before and self.before.sampled,
             "accuracy_after": self.after and self.after.sampled,
@@ -159,7 +160,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class LoopTotals:
-    """The counts and totals of a loop."""
+    """Counts and times that the loop adds up over iterations."""
 
     totals: RunTotals  # times of the nodes
     last: dict[str, float]  # metrics of the last iteration

@@ -57,7 +57,7 @@ SHORT = 200  # characters; a longer value is stored as its digest
 
 @dataclass(frozen=True)
 class Sources:
-    """The files, models and data that a run is made from."""
+    """The files, models and data that a run uses."""
 
     file: Path  # of the flow
     roles: Roles  # the roles that are models
@@ -71,9 +71,9 @@ class Sources:
 
 
 def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, RewardSpec]:
-    """Return the rewards of a run, each once, by a name that stays the same if files are moved.
+    """Return the rewards of a run as name → reward, each once.
 
-    ``roles``: the names of reward roles.
+    A name stays the same if files are moved. ``roles``: the names of reward roles.
     """
     specs = [
         *rewards.named,
@@ -89,14 +89,14 @@ def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, Rewar
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Everything that a run depends on, as found now."""
+    """Everything that a run depends on, as found on this machine now."""
 
     identity: Identity  # digests of weights may still be missing
     paths: Mapping[str, Path]  # name of a part of the identity → its file of weights
 
 
 def find_dependencies(sources: Sources, options: Options) -> Dependencies:
-    """Find everything that a run depends on. Raises PlanError if a model folder cannot be read."""
+    """Return everything that a run depends on. Raises PlanError if a model folder cannot be read."""
     parts: dict[str, str] = {}
     paths: dict[str, Path] = {}
     weights: dict[str, WeightFile] = {}
@@ -148,7 +148,7 @@ def unreadable(folder: Path | None, error: OSError) -> PlanError:
 
 
 def folders(sources: Sources) -> dict[Path, str]:
-    """Return the model folders that the run reads, each with the names of the roles and rewards that read it."""
+    """Return model folder → names of the roles and rewards that read it, as text."""
     readers: dict[Path, list[str]] = {}
     for name, role in sources.roles.items():
         if role.folder is not None:
@@ -163,7 +163,10 @@ def folders(sources: Sources) -> dict[Path, str]:
 
 
 def _small(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (file, or file and key, value) for the files that describe a model and its tokenizer."""
+    """Yield (name, value) for the small files of a model folder.
+
+    The name is the file's name and the value its digest. For some JSON files, each key is yielded separately.
+    """
     for path in [*small_files(folder, (*CONFIG, *TOKENIZER)), *index_files(folder)]:
         data = path.read_bytes()
         values = as_object(data) if path.name in BY_KEY else None
@@ -175,9 +178,9 @@ def _small(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) for a value of a config.
+    """Yield (name, value as text) for a value of a config.
 
-    If the value is a small dict, yield its values under dotted names.
+    If the value is a small dict, each of its values is yielded, under a dotted name.
     """
     text = json.dumps(value, sort_keys=True)
     if isinstance(value, dict) and value and len(text) <= LONG:
@@ -195,8 +198,8 @@ def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
     """Yield (name, digest) of the Python files that the run executes, except files that are part of the
     graph.
 
-    These are rewards, environments and backends that rlflow does not ship, and everything that rewards,
-    environments and the flow import from their own folders.
+    These files are rewards, environments and backends that rlflow does not ship, and all modules that
+    rewards, environments and the flow import from their own folders.
     """
     if not sources.file.is_relative_to(algorithms_folder().resolve()):
         yield from _imported(f"flow {sources.file.name}", sources.file, "", modules)
@@ -235,7 +238,7 @@ def _held(path: Path) -> str:
 
 
 def _files_of(backend: str) -> list[Path]:
-    """The files of a backend; empty for a module that does not come from a file."""
+    """Return the Python files of a backend; [] if the backend's module does not come from a file."""
     try:
         return [path for path in source_files(backend) if path.is_file()]
     except ValueError:
@@ -250,7 +253,7 @@ def _imported(name: str, file: Path, module: str, modules: Imports) -> Iterator[
 
 
 def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, str]:
-    """Return the versions of packages, and the device and thread count of the run, by name."""
+    """Return the versions of packages, the device and the number of threads of a run, by name."""
     packages = [
         *ALWAYS,
         *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ())),
@@ -303,7 +306,7 @@ def module_version(name: str) -> str | None:
 
 @cache
 def _packages() -> Mapping[str, list[str]]:
-    """Module → the packages that provide it.
+    """Return module → the packages that contain it.
 
     The result is cached, because scanning all installed packages takes a fifth of a second.
     """
@@ -311,10 +314,11 @@ def _packages() -> Mapping[str, list[str]]:
 
 
 def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Dependencies) -> Dependencies:
-    """Compare a run's dependencies with the dependencies at its start.
+    """Compare a run's dependencies with those at its start, and return them with all digests that are now
+    known.
 
-    Returns the dependencies with all digests that are now known. Raises PlanError with all changes. A changed
-    package version is only reported.
+    Raises PlanError with all changes. A changed package version is only reported. ``folder``: the run's
+    folder. ``name``: the run's name in the message.
     """
     before = recorded_identity(folder, reporter)
     if before is None:
@@ -333,7 +337,7 @@ def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Depen
 
 
 def other_inputs(folder: Path, reporter: Reporter, graph: Graph, dependencies: Dependencies) -> Dependencies:
-    """Compare a fork's dependencies with those at the start of the forked run, and report changes.
+    """Report how a fork's dependencies differ from those of the original run in ``folder``.
 
     Returns the dependencies with all digests that are now known.
     """
@@ -349,9 +353,9 @@ def other_inputs(folder: Path, reporter: Reporter, graph: Graph, dependencies: D
 def compare_inputs(
     before: Identity, dependencies: Dependencies, reporter: Reporter
 ) -> tuple[Dependencies, list[Change]]:
-    """Return the dependencies with all digests that are now known, and their changes since ``before``.
+    """Return the dependencies with all digests that are now known, and the changes since ``before``.
 
-    Raises PlanError if weights cannot be read.
+    Changed package versions are only reported. Raises PlanError if weights cannot be read.
     """
     for change in differences(before.told, dependencies.identity.told):
         reporter.note(f"changed since the run was started: {change}; numbers may differ from here on")
@@ -366,9 +370,9 @@ def compare_inputs(
 
 
 def recorded_identity(folder: Path, reporter: Reporter) -> Identity | None:
-    """Return the identity that a run recorded.
+    """Return the identity that a run recorded in its folder.
 
-    If the identity is missing or cannot be read, reports this and returns None.
+    If the identity is missing or cannot be read, the function reports this and returns None.
     """
     try:
         recorded, why = identity.read(folder), f"the run has no {identity.FILE}"

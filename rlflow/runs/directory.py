@@ -1,6 +1,6 @@
-"""A run's folder: its name and the files that describe the run.
+"""A run's folder: its name, the files that describe the run, and the output of reward functions.
 
-The module also checks that the folder is still in its place, and writes what reward functions print.
+The module also checks that the folder is still in its place.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ ABANDONED = 3600.0  # seconds until another run removes an unfinished folder
 def create(out: Path, name: str | None, flow: str, texts: Mapping[str, bytes] = MappingProxyType({})) -> Path:
     """Create a new folder in ``out`` and return its absolute path.
 
-    The folder's name is ``name``, or the flow's name with the next free number.
-
-    The folder appears together with all files in ``texts``, or not at all. Raises PlanError if the name is
+    ``name``: the folder's name; None for the name ``flow`` with the next free number. ``texts``: file name →
+    content. The folder appears together with these files, or not at all. Raises PlanError if the name is
     taken or is not a single folder name.
     """
     check_free(out, name)
@@ -56,7 +55,10 @@ def create(out: Path, name: str | None, flow: str, texts: Mapping[str, bytes] = 
 
 
 def _place(out: Path, names: Iterable[str], texts: Mapping[str, bytes]) -> Path:
-    """Create the folder under the first free name. Raises OSError, and PlanError if no name is free."""
+    """Create the folder under the first free name and return its path.
+
+    Raises PlanError if no name is free, and OSError.
+    """
     folder = durable.aside(out / "run")
     os.mkdir(folder)
     try:
@@ -73,10 +75,7 @@ def _place(out: Path, names: Iterable[str], texts: Mapping[str, bytes]) -> Path:
 
 
 def _taken(folder: Path, name: Path) -> bool:
-    """Move the folder to this name, and return False if the name is taken.
-
-    No other process can get the same name. Raises OSError.
-    """
+    """Rename ``folder`` to ``name``. Return False if another folder or file has this name. Raises OSError."""
     try:
         durable.move(folder, name)
     except OSError as error:
@@ -91,9 +90,9 @@ def _numbered(flow: str) -> Iterator[str]:
 
 
 def check_free(out: Path, name: str | None) -> None:
-    """Check a run's name and its parent folder before anything is loaded.
+    """Check that a new run can have this name in the folder ``out``.
 
-    Raises PlanError for a name that is taken or invalid, and for an ``out`` that is a file.
+    Raises PlanError if the name is taken or invalid, or if ``out`` is a file.
     """
     check_name(name)
     if os.path.lexists(out) and not out.is_dir():
@@ -109,7 +108,7 @@ def check_free(out: Path, name: str | None) -> None:
 
 
 def check_name(name: str | None) -> None:
-    """Raise PlanError if a run cannot have this name."""
+    """Raise PlanError if ``name`` is not a valid name for a run. None is valid."""
     if name is not None and not NAME.fullmatch(name):
         raise PlanError.of(
             "run-name",
@@ -121,9 +120,9 @@ def check_name(name: str | None) -> None:
 
 
 def check_place(options: Options) -> None:
-    """Check ``--name``, ``--out`` and ``--resume`` before anything is loaded.
+    """Check ``--name``, ``--out`` and ``--resume``, before anything is loaded.
 
-    Raises PlanError if the run can neither create a folder of that name nor resume the run in it.
+    Raises PlanError if the run can neither create its folder nor resume the run in that folder.
     """
     out, name = Path(options.out), options.name
     if options.resume is not None and name is None:
@@ -150,10 +149,10 @@ def _exists(folder: Path) -> PlanError:
 
 
 def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
-    """Return the files that describe a run, as name → content. Secrets are masked.
+    """Return the files that describe a run, as name → content, with secrets masked.
 
-    The files are the settings as JSON, and the graph as text, as JSON, and as msgpack. Resuming compares the
-    msgpack file.
+    The files are the settings as JSON, and the graph as text, as JSON and as msgpack, the form that `resume`
+    compares.
     """
     graph = without_secrets(graph)
     return {
@@ -165,10 +164,8 @@ def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
 
 
 def without_secrets(graph: Graph) -> Graph:
-    """Return the graph with secrets masked in its settings and file names.
-
-    Masking a graph again changes nothing.
-    """
+    """Return the graph with secrets masked in its settings and file names. Masking it twice changes nothing
+    more."""
     nodes = (
         replace(
             node,
@@ -199,10 +196,7 @@ def _masked(settings: Pairs) -> Pairs:
 
 
 class Lost(Exception):
-    """The run's folder is no longer in its place.
-
-    moved: the folder's new path; None if it was deleted.
-    """
+    """The run's folder was moved or deleted. ``moved``: its new path; None if it was deleted."""
 
     def __init__(self, folder: Path, moved: Path | None) -> None:
         self.folder, self.moved = folder, moved
@@ -212,7 +206,7 @@ class Lost(Exception):
 
 
 class RunFolder:
-    """The folder of a running run. It remembers which folder its path named when this object was made."""
+    """The folder of a running run. It notices if the folder is moved or deleted."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder.absolute()
@@ -231,7 +225,7 @@ class RunFolder:
             raise Lost(self.path, self._moved())
 
     def _moved(self) -> Path | None:
-        """The new path of the folder; None if the kernel does not know it or the folder no longer exists."""
+        """Return the new path of the folder; None if it is unknown or the folder no longer exists."""
         try:
             path = Path(os.readlink(f"/proc/self/fd/{self._handle}"))
             return path if os.path.samestat(os.stat(path), os.fstat(self._handle)) else None
@@ -244,7 +238,7 @@ class RunFolder:
 
 
 def shown(folder: Path) -> str:
-    """Return a path for messages: relative if the folder is below the working directory, otherwise absolute."""
+    """Return a path for messages: relative if it is below the working directory, otherwise absolute."""
     try:
         return os.path.relpath(folder) if folder.is_relative_to(os.getcwd()) else str(folder)
     except FileNotFoundError:  # the working directory is gone
@@ -256,9 +250,10 @@ LIMIT = 1 << 20  # maximum size of the file in bytes
 
 
 class Printed:
-    """Writes the output of processes to a file, in complete lines without secrets and control characters.
+    """Writes the output of reward and environment processes to rewards.txt, line by line, with secrets
+    masked.
 
-    The output may arrive in pieces and from several threads.
+    The output may arrive in pieces and from several threads. Control characters are escaped.
     """
 
     def __init__(self, folder: Path, failed: Callable[[OSError], None]) -> None:

@@ -99,7 +99,7 @@ def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str],
     """Return the error that ends the run, with the text ``then`` added.
 
     If the error cannot contain the text, ``note`` prints it. An error of a worker outside any stage, for
-    example in an evaluation or a save, is turned into an error of the run.
+    example in an evaluation or a save, becomes a StageError.
     """
     failure = (
         StageError("", iteration, 0, str(raised), lines=raised.lines)
@@ -117,9 +117,9 @@ def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str],
 
 
 def write_traceback(raised: Exception, records: Records, run_folder: RunFolder) -> str:
-    """Write the full traceback of an exception to the run's folder. Return a line with its path.
+    """Write the full traceback of an exception to the run's folder. Return a line with the path of the file.
 
-    If the error explains itself, nothing is written and the line is empty.
+    If the error's message is complete, nothing is written and the line is empty.
     """
     if isinstance(raised, FlowError | PlanError) or (
         isinstance(raised, StageError) and raised.__cause__ is None
@@ -136,10 +136,10 @@ def texts(context: RunContext) -> dict[str, bytes]:
 
 
 def save_lost(loop: Loop, lost: Lost) -> PlanError:
-    """Save a run whose folder is gone.
+    """Save the state of a run whose folder was moved or deleted, and return the error that ends the run.
 
-    If the folder was moved, the state is saved there; if it was deleted, in a new folder at the same place.
-    Returns the error that ends the run and names the place of the saved state.
+    The state is saved in the moved folder or, if the folder was deleted, in a new folder with the old path.
+    The error names this place.
     """
     context = loop.context
     try:
@@ -166,11 +166,11 @@ def save_lost(loop: Loop, lost: Lost) -> PlanError:
 
 
 def save_elsewhere(loop: Loop, folder: Path, why: str) -> Path | None:
-    """Save the newest complete iteration in another folder, if the run's folder cannot store it.
+    """Save the newest complete iteration in another folder, and return this new run folder.
 
-    The parent folder is tried first, then the system's temporary folder and the user's home, which may be on
-    another disk. Returns the new run folder; None if no folder works, or if the models are in the middle of
-    an iteration. ``why``: why the run's own folder failed.
+    The function tries the parent of ``folder``, then the system's temporary folder, then the user's home,
+    because these may be on other disks. Returns None if no folder works, or if the models are in the middle
+    of an iteration. ``why``: why the run's own folder failed, for the status.
     """
     for parent in _places(folder):
         with contextlib.suppress(OSError, PlanError):
@@ -195,7 +195,7 @@ def _places(folder: Path) -> Iterator[Path]:
 
 
 def _anew(context: RunContext, parent: Path, name: str) -> Path:
-    """Create a folder with this name, or with a free name if this one is taken. Raises PlanError."""
+    """Create a run folder with this name, or with a free name if this name is taken. Raises PlanError."""
     flow, files = context.plan.graph.name, texts(context)
     try:
         return directory.create(parent, name, flow, files)
@@ -204,6 +204,6 @@ def _anew(context: RunContext, parent: Path, name: str) -> Path:
 
 
 def _note_state(context: RunContext, folder: Path, iteration: int, error: str) -> None:
-    """Write a status that marks the folder's run as failed. Raises OSError."""
+    """Write a status that marks the run in ``folder`` as failed. Raises OSError."""
     begun = status.begun(context.plan.graph.name, context.options.iterations)
     status.write(folder, replace(begun, state="failed", iteration=iteration, error=error))

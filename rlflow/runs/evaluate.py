@@ -1,6 +1,6 @@
 """Evaluation on held-out prompts.
 
-Prompts and random seeds are the same in every evaluation, so two results differ only because of the weights.
+Prompts and seeds are the same in every evaluation, so two results differ only because of the weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PART = 256  # prompts that a flow's own evaluation gets at once: it may sample m
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The share of held-out answers that score 1.0, sampled at temperature 1 and greedily.
+    """The shares of held-out answers that score 1.0: sampled at temperature 1, and greedy.
 
     If the flow has its own evaluation, the share is that of the rows that the evaluation returns, and
     ``score`` is their mean score. ``sampled`` is None if no prompts are held out from the data.
@@ -66,12 +66,12 @@ KeepAnswers = Callable[[Mapping[str, Any]], object]  # called with the record of
 
 
 def forget(answers: Mapping[str, Any]) -> None:
-    """Ignore the answers. This is the default callback."""
+    """Ignore the answers. This is the default for ``keep``."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Measures the accuracy of a role on held-out prompts."""
+    """Measures the accuracy of a role, and of other roles, on held-out prompts."""
 
     queues: Queues
     engine: Engine
@@ -87,15 +87,12 @@ class Evaluation:
         return sum(len(each.prompts) for each in self.sets if not each.name)
 
     def only(self, names: Collection[str]) -> Evaluation:
-        """Return the evaluation limited to the sets with these names."""
+        """Return an evaluation on only those sets whose names are in ``names``."""
         others = tuple(each.only(names) for each in self.others)
         return replace(self, sets=tuple(each for each in self.sets if each.name in names), others=others)
 
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
-        """Measure the accuracy of the role, and of each other evaluated role by name.
-
-        ``keep`` is called with the answers to each prompt.
-        """
+        """Return the accuracy of all evaluated roles. ``keep`` is called with the answers to each prompt."""
         return self.queues.do("model", partial(self._accuracy, keep))
 
     def _accuracy(self, keep: KeepAnswers) -> Accuracy:
@@ -122,9 +119,10 @@ class Evaluation:
         )
 
     def answers(self, count: int) -> list[dict[str, str]]:
-        """Return the first ``count`` prompts, each with the model's sampled answer.
+        """Return the first ``count`` held-out prompts, each with the model's sampled answer.
 
-        The right answers are included if the data have them.
+        Each is a dict with the keys ``prompt`` and ``completion``, and with ``answer`` if the data have right
+        answers.
         """
         return self.queues.do("model", partial(self._answers, count))
 
@@ -141,9 +139,11 @@ class Evaluation:
         ]
 
     def _figures(self, held_out: HeldOutSet, keep: KeepAnswers) -> dict[str, float]:
-        """The share of right answers in a set, sampled and greedy, and for each source as ``NAME/SOURCE``.
+        """Return the share of right answers in a set, sampled and greedy, and for each source as
+        ``NAME/SOURCE``.
 
-        If several answers to each prompt are sampled, also mean@n, pass@k and maj@k.
+        If several answers to each prompt are sampled, or if the set has a name, the result also has mean@n,
+        pass@k and maj@k.
         """
         prompts, samples = held_out.prompts, self.sampling.samples
         sampled: list[Answers] = []
@@ -179,7 +179,7 @@ class Evaluation:
     def _judged(
         self, judge: HeldOutJudge, prompts: Batch, temperature: float, samples: int
     ) -> list[DrawnAnswers]:
-        """The sampled and scored answers to each prompt."""
+        """Sample and score ``samples`` answers to each prompt, and return them by prompt."""
         rows = self._sampled(prompts, temperature, samples)
         answered = (*prompts.columns, *SAMPLED, *(name for name in OF_EPISODES if name in rows))
         rows = self.engine.gather(rows.select(*answered, "tokens"))
@@ -204,9 +204,9 @@ class Evaluation:
         ]
 
     def _sampled(self, prompts: Batch, temperature: float, samples: int) -> Batch:
-        """The prompts' rows with completions; the rows of a prompt are adjacent.
+        """Return the rows sampled for the prompts. The rows of a prompt are adjacent.
 
-        The seeds are the same at every evaluation.
+        The seed is the same in every evaluation.
         """
         sampling = replace(self.sampling, temperature=temperature, samples=samples)
         rows = self.engine.sample(
@@ -228,7 +228,7 @@ class DrawnAnswers:
     tokens: Sequence[int]  # length of each answer
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Return an object of plain values for each answer."""
+        """Return the answers as a list of dicts with plain values."""
         rows = zip(
             self.completions, self.judged.scores, self.judged.extracted, self.finish, self.tokens, strict=True
         )
@@ -245,9 +245,9 @@ class DrawnAnswers:
 
 
 def records(prompts: Batch) -> Iterator[dict[str, Any]]:
-    """Yield an object for each prompt: its source, its record's number, its text and its right answer.
+    """Yield a dict for each prompt: its source, its record's number, its text and its right answer.
 
-    Parts that the data do not have are omitted.
+    Keys that the data do not have are omitted.
     """
     names = {"source": SOURCE, "record": "prompt_id", "prompt": "prompt", "answer": "answer"}
     columns = {
@@ -267,7 +267,7 @@ def by_source(name: str, sources: Sequence[str], right: Sequence[float]) -> dict
     """Return the share of right answers for each source, as ``name/SOURCE``.
 
     ``sources``: the source of each answer; empty if the data have only one source. ``right``: 1 for each
-    right answer, otherwise 0.
+    right answer, 0 for each other answer.
     """
     hits: dict[str, list[float]] = {}
     for source, hit in zip(sources, right, strict=bool(sources)):
@@ -289,9 +289,9 @@ class FlowEvaluation:
         return len(self.prompts)
 
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
-        """Return the share of returned rows that score 1.0, and the mean of their scores.
+        """Return the share of the evaluation's rows that score 1.0, and the mean of their scores.
 
-        The share is 0 if the evaluation returns no rows.
+        The share is 0 if the evaluation returns no rows. ``keep`` is not called.
         """
         scores: list[float] = []
         sources: list[str] = []
@@ -311,9 +311,11 @@ class FlowEvaluation:
         )
 
     def answers(self, count: int) -> list[dict[str, str]]:
-        """Return the first ``count`` prompts, each with the evaluation's first completion for it.
+        """Return the first ``count`` held-out prompts, each with the first completion that the evaluation
+        returns for it.
 
-        The completion is empty if there is none. The right answers are included if the data have them.
+        Each is a dict with the keys ``prompt`` and ``completion``, and with ``answer`` if the data have right
+        answers. If there is no completion, it is "".
         """
         prompts = self.prompts.rows(range(min(count, len(self.prompts))))
         rows = self._rows(prompts, ("completion",), first=True)
@@ -331,9 +333,10 @@ class FlowEvaluation:
         ]
 
     def _rows(self, prompts: Batch, names: tuple[str, ...], first: bool = False) -> Batch:
-        """The named columns of the rows that the evaluation returns; columns that do not exist are omitted.
+        """Return the named columns of the rows that the evaluation returns, without columns that do not
+        exist.
 
-        ``first``: only the first row of each prompt.
+        ``first``: whether to return only the first row of each prompt.
         """
         executor = self.executor.evaluating()
         try:
@@ -352,8 +355,9 @@ class FlowEvaluation:
 def shown(accuracy: Accuracy) -> dict[Figure, float]:
     """Return an accuracy as metrics.
 
-    They are the shares of the first role or of the flow's own evaluation, the shares by source if the data
-    have several sources, the shares by role if roles are named, and the figures of each extra set.
+    The metrics are the shares of the first role or of the flow's own evaluation, and the figures of each set
+    of ``--eval``. If the data have several sources, they include the shares of each source. If several roles
+    are evaluated, they include the shares of each role.
     """
     plain = {
         "sampled": accuracy.sampled,
@@ -378,9 +382,9 @@ def shown(accuracy: Accuracy) -> dict[Figure, float]:
 
 
 def of_source(name: str, role: str = "") -> Figure:
-    """Return the metric for a share that ``by_source`` has named.
+    """Return the metric for a share with a name from ``by_source``, such as ``sampled/SOURCE``.
 
-    In ``name``, the part after the first slash is the source, because names of metrics contain no slash.
+    The part of ``name`` after the first slash is the source, because names of metrics contain no slash.
     """
     figure, _, source = name.partition("/")
     return Figure(Of.EVALUATION, figure, role=role, part=source)

@@ -1,6 +1,6 @@
 """`rlflow eval`: evaluate a model folder, or a run at one of its checkpoints.
 
-A run is evaluated in the same way as the run evaluates itself.
+A run is evaluated in the same way as it evaluates itself.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Evaluated:
 def evaluate_folder(folder: Path, values: Mapping[str, Any], out: Path, reporter: Reporter) -> Evaluated:
     """Evaluate a Hugging Face folder on the sets given with ``--eval``.
 
-    ``values``: flag → value, as for a run. A reward that names no set scores every set without a reward of
-    its own. ``out``: the parent of the new folder with the answers. Raises PlanError if the values are
-    invalid.
+    ``values``: flag → value, as for a run. A reward that names no set scores each set that has no reward of
+    its own. ``out``: the folder in which a new folder with the answers is created. Raises PlanError if the
+    values are invalid.
     """
     model_folder(str(folder), "rlflow eval")
     if not values.get("eval"):
@@ -142,9 +142,9 @@ def evaluate_run(
 
 
 def without_sets(saved: Mapping[str, Any], names_of_sets: Collection[str]) -> dict[str, Any]:
-    """Return a run's values without the extra held-out sets that are not in ``names_of_sets``.
+    """Return a run's values without the sets of ``--eval`` that are not in ``names_of_sets``.
 
-    The settings of these sets and the rewards that score only them are removed too.
+    The settings of these sets, and the rewards that score only these sets, are also removed.
     """
     dropped = [name for name in evaluation_names(saved.get("eval") or ()) if name not in names_of_sets]
     values = {
@@ -159,10 +159,10 @@ def without_sets(saved: Mapping[str, Any], names_of_sets: Collection[str]) -> di
 
 
 def with_rewards(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with rewards that score only extra sets.
+    """Return ``values`` with the rewards of the run and of the evaluation.
 
     In ``values``, a reward that names no set scores each set without a reward of its own. The rewards of the
-    run are kept, except rewards that score only one of these sets. ``saved``: the values of the run.
+    run are kept, except those that score only one of these sets. ``saved``: the values of the run.
     """
     if not values.get("reward"):
         return dict(values)
@@ -177,7 +177,7 @@ def with_rewards(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
 
 
 def _judges(reward: Any, name: str) -> bool:
-    """True if the reward scores only the set ``name``."""
+    """Return whether the reward scores only the set ``name``."""
     return bool(sort_rewards({"reward": (reward,), "eval": (f"{name}=-",)})[1])
 
 
@@ -216,7 +216,7 @@ def checkpoint_of(folder: Path, iteration: int) -> Loaded:
 def _measured(
     context: RunContext, model: Path, iteration: int | None, out: Path, name: str, reporter: Reporter
 ) -> Evaluated:
-    """Evaluate, write the answers, and stop everything that was started."""
+    """Evaluate, write the answers and figures, and close the context."""
     try:
         if context.evaluation is None:
             raise PlanError.of(

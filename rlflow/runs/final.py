@@ -41,7 +41,8 @@ FOLDER = "final"
 
 
 def finished(folder: Path, iterations: int, roles: Mapping[str, RoleModel]) -> bool:
-    """True if a run has recorded that it finished after ``iterations`` iterations, and its models exist."""
+    """Return whether a run recorded that it finished after ``iterations`` iterations, and all its models
+    exist."""
     try:
         record = status.read(folder)
     except ValueError:
@@ -53,8 +54,8 @@ def finished(folder: Path, iterations: int, roles: Mapping[str, RoleModel]) -> b
 def write_models(context: RunContext, folder: Path) -> None:
     """Write a folder ``final/ROLE`` for each trained role.
 
-    The folder is written under a temporary name, flushed to disk and renamed, so it is always complete.
-    Raises PlanError if it cannot be written.
+    All folders are written under a temporary name, flushed to the disk and renamed, so they are always
+    complete. Raises PlanError if they cannot be written.
     """
     roles = trained(context)
     if not roles:
@@ -80,7 +81,7 @@ def write_models(context: RunContext, folder: Path) -> None:
 
 
 def _write(context: RunContext, role: str, model: RoleModel, folder: Path) -> None:
-    """Write one model: the files of its trainer, and the tokenizer that the run started with.
+    """Write the model of one role: the files of its trainer, and the tokenizer that the run started with.
 
     Raises OSError.
     """
@@ -103,17 +104,18 @@ ANSWERS = "evaluations"  # folder in a run's folder, with a file for each evalua
 
 
 def name_of(iteration: int) -> str:
-    """Return the file name for the evaluation after ``iteration`` iterations."""
+    """Return the file name for the answers of the evaluation after ``iteration`` iterations."""
     return f"{ANSWERS}/after-{iteration:06}.jsonl"
 
 
 @contextlib.contextmanager
 def answer_file(path: Path, failed: Callable[[OSError], object]) -> Iterator[KeepAnswers]:
-    """Return a context that writes the answers to each prompt to the file ``path``.
+    """Return a context that writes answers to the file ``path``. Its value is a function to call for each
+    prompt.
 
-    The context's value is a function that is called with the answers to one prompt. The file appears when all
-    answers are on disk; without answers it does not appear. A write error does not end the run: ``failed`` is
-    called once with the error.
+    The function takes the record of the answers to one prompt. The file appears when all answers are on the
+    disk. If there are no answers, it does not appear. A write error is not raised: ``failed`` is called once
+    with the error.
     """
     file = _Lines(path)
 
@@ -142,7 +144,7 @@ class _Lines:
         self._file: int | None = None
 
     def add(self, answers: Mapping[str, Any]) -> None:
-        """Add a line. Raises OSError."""
+        """Write the answers to one prompt as a line of JSON. Raises OSError."""
         if self._file is None:
             durable.make_folder(self.path.parent)
             self._file = os.open(self._aside, durable.NEW, 0o666)
@@ -151,7 +153,7 @@ class _Lines:
         )
 
     def finish(self) -> None:
-        """Flush all lines to disk and give the file its name. Raises OSError."""
+        """Flush all lines to the disk and rename the file to its final name. Raises OSError."""
         if self._file is not None:
             os.fsync(self._file)
             durable.move(self._aside, self.path)
@@ -172,8 +174,8 @@ WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
 def summary(result: RunResult) -> str:
     """Return the summary of a run as text.
 
-    It has the accuracy before and after, and for each node its time, its share of the time, and its part of
-    the critical path.
+    It has the accuracy before and after training. For each node, it has the time, the share of the time, and
+    the part of the critical path.
     """
     parts = []
     if result.before and result.after:
@@ -221,9 +223,9 @@ def _answers(result: RunResult) -> Table:
 
 
 def _cut(text: str, width: int) -> str:
-    """The end of a text, on one line.
+    """Return the end of a text, on one line of at most ``width`` characters.
 
-    The end is shown because questions often start with the same words.
+    The end is shown because questions often begin with the same words.
     """
     line = " ".join(text.split())
     return line if len(line) <= width else "…" + line[1 - width :]
@@ -259,7 +261,7 @@ def bounds_text(totals: RunTotals) -> str:
 
 
 def _chain(bounds: TimeBounds) -> str:
-    """The nodes of the critical path as text. Nodes that took almost no time are replaced with "…"."""
+    """Return the nodes of the critical path as text, with "…" for nodes that took almost no time."""
     words = [
         f"{node} {seconds:.3f} s" if seconds >= SHOWN * bounds.seconds else "…"
         for node, seconds in bounds.critical.items()

@@ -48,8 +48,8 @@ class Guard:
     def check(self, iteration: int, figures: Mapping[Figure, float], summary: IterationSummary) -> None:
         """Raise StageError if the run must stop after an iteration.
 
-        It must stop if too many rewards are missing, or if some update took no finite step for too many
-        iterations in a row.
+        It must stop if too many rewards are missing (``--max-missing``), or if some update took no optimizer
+        step in too many iterations in a row (``--max-bad``).
         """
         self._missing(iteration, figures, summary)
         stuck = [
@@ -69,7 +69,8 @@ class Guard:
             )
 
     def missing_warnings(self, figures: Mapping[Figure, float]) -> Iterator[str]:
-        """Yield a warning for each new cause of missing rewards, with its first message."""
+        """Yield a warning for each cause of missing rewards that was not reported before, with its first
+        message."""
         counts: Counter[Cause] = Counter()
         for figure, count in figures.items():
             counts[Cause(figure.name, figure.part)] += int(count) if figure.of is Of.MISSING else 0
@@ -131,7 +132,7 @@ class Guard:
 
 
 def _of_gradient(column: str, largest: float) -> str:
-    """The reason why no optimizer step is finite although all rows are finite.
+    """Return why no optimizer step is finite although all rows are finite.
 
     ``column``: the column with the largest absolute number. ``largest``: that number.
     """
@@ -144,7 +145,7 @@ def _of_gradient(column: str, largest: float) -> str:
 
 
 def loss_warnings(figures: Mapping[Figure, float]) -> Iterator[str]:
-    """Yield a warning for each loss that is not finite although its gradient is."""
+    """Yield a warning for each update whose loss is not finite although its gradient is finite."""
     for figure, value in figures.items():
         if figure.of is Of.UPDATE and figure.name == "loss" and not math.isfinite(value):
             yield (
@@ -154,7 +155,7 @@ def loss_warnings(figures: Mapping[Figure, float]) -> Iterator[str]:
 
 
 def _rate(figures: Mapping[Figure, float]) -> float:
-    """The highest share of missing rewards, over roles."""
+    """Return the highest share of missing rewards of any reward role."""
     return max(
         (
             value
@@ -173,11 +174,10 @@ LONGEST = 300  # maximum number of characters in a reward's message in a warning
 
 
 def mismatch_warnings(options: Options, figures: Mapping[Figure, float], role: str = "") -> Iterator[str]:
-    """Yield a warning for each role whose sampler and trainer give tokens different log-probs.
+    """Yield a warning for each role whose sampler and trainer give the same tokens different log-probs.
 
-    ``role``: the role of figures that do not name one, if several roles sample. There is no warning with
-    ``--staleness``, because samples then come from older weights, and none for the null backend, because it
-    has no weights.
+    ``role``: the role to name for metrics without a role. There is no warning with ``--staleness``, because
+    samples then come from older weights, and none for the null backend, because it has no weights.
     """
     if options.staleness or options.backend == "null":
         return
@@ -194,7 +194,7 @@ def mismatch_warnings(options: Options, figures: Mapping[Figure, float], role: s
 
 
 def short_repeat_warnings(plan: Plan, figures: Mapping[Figure, float]) -> Iterator[str]:
-    """Yield a warning for each repeat that kept fewer groups than configured."""
+    """Yield a warning for each `repeat` that kept fewer groups than configured."""
     for node in (plan.graph.nodes[i] for i in plan.bodies):
         groups, count = node.options(RepeatOptions).groups, figures.get(Figure(Of.NODE, "kept", node.name))
         if count is not None and count < groups:
@@ -215,7 +215,7 @@ ROUNDING = {"bfloat16": 3.0}
 
 @dataclass(frozen=True)
 class WeightCheck:
-    """The weight check: scores fixed tokens with the trainer and the generator of roles."""
+    """The weight check: the trainer and the generator of each role score the same fixed tokens."""
 
     engine: Engine
     roles: tuple[str, ...]
@@ -223,7 +223,7 @@ class WeightCheck:
     every: int  # iterations between two checks
 
     def __call__(self, iteration: int) -> dict[Figure, float]:
-        """Return the metrics of the check, for each role; empty if no check is due.
+        """Return the metrics of the check for each role; {} if no check is due in this iteration.
 
         The metrics are the largest and the mean difference between the two log-probs of a token, and the mean
         factor between its two probabilities.
@@ -262,7 +262,7 @@ def make_weight_check(roles: Roles, engine: Engine, data: Dataset, options: Opti
 
 
 def weight_check_rows(prompts: Batch) -> Batch:
-    """Return each prompt cut into two halves: a prompt, and the tokens that are scored."""
+    """Return rows that split each prompt into two halves: a prompt, and tokens to score."""
     tokens = [row[:WEIGHT_CHECK_TOKENS] for row in prompts.data["prompt_tokens"].lists() if len(row) > 1]
     return Batch.of(
         prompt_tokens=[row[: len(row) // 2] for row in tokens],
@@ -273,9 +273,11 @@ def weight_check_rows(prompts: Batch) -> Batch:
 def weight_check_warnings(
     metrics: Mapping[Figure, float], most: float, dtype: str = "float32"
 ) -> Iterator[str]:
-    """Yield a warning for each role whose trainer and generator differ by more than a factor of ``most``.
+    """Yield a warning for each role whose trainer and generator differ by more than a mean factor of
+    ``most``.
 
-    Dtypes shorter than float32 may differ more, because they round more.
+    ``metrics``: the result of the weight check. Dtypes shorter than float32 may differ more, because they
+    round more.
     """
     allowed = 1 + (most - 1) * ROUNDING.get(dtype, 1.0)
     limit = f"--max-mismatch {most:g}" + (
@@ -302,10 +304,10 @@ def screen_records(
     note: Callable[[str], None],
     begun: bool = False,
 ) -> tuple[Prompts, Dataset]:
-    """Return the cursor over the training records, and the held-out records, without unusable records.
+    """Return the cursor over the training records, and the held-out records, both without unusable records.
 
-    Raises PlanError for records that a model cannot take. With --bad-records skip, or if the run has
-    ``begun``, such records are skipped and reported to ``note`` instead. Pairs with two equal responses are
+    Raises PlanError for records that a model cannot take. If ``--bad-records`` is skip, or if the run has
+    ``begun``, such records are instead skipped and reported to ``note``. Pairs with two equal responses are
     reported; if all pairs have equal responses, they raise PlanError.
     """
     limited = replace(data, room=room(graph, roles, options.reward, data.shape != "prompts"))
@@ -334,5 +336,5 @@ def screen_records(
 
 
 def in_order(faults: Sequence[Fault]) -> list[Fault]:
-    """Return faults in the order in which their records appear in the data."""
+    """Return faults in the order of their records in the data."""
     return sorted(faults, key=lambda fault: (fault.place.path, fault.place.line) if fault.place else ("", 0))

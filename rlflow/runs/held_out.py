@@ -44,9 +44,9 @@ class HeldOut:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest response in the held-out records; 0 without responses.
+        """The number of tokens of the longest response in the held-out records; 0 without responses.
 
-        If a flow never samples, its evaluation may sample this many tokens.
+        If a flow never samples, its evaluation uses this number to limit the length of answers.
         """
         for data in (self.data, *self.sets.values()):
             tokens = (
@@ -92,9 +92,10 @@ def usable_sets(
 ) -> dict[str, Dataset]:
     """Return the sets given with ``--eval``, by name, without records that a model cannot take.
 
-    ``note`` is called with the skipped records, and with a warning for each set whose prompts contain control
-    tokens. ``opened``: a function that opens the sets, given the names of roles. Raises PlanError if the flow
-    has its own evaluation, and for unusable records unless --bad-records is skip or the run has ``begun``.
+    ``opened``: opens the sets, given the names of the roles. ``note`` is called with the skipped records, and
+    with a warning for each set whose prompts contain control tokens. Raises PlanError if the flow has its own
+    evaluation. Also raises PlanError for unusable records, unless ``--bad-records`` is skip or the run has
+    ``begun``.
     """
     if options.eval and graph.evaluation is not None:
         raise PlanError.of(
@@ -127,7 +128,7 @@ def usable_sets(
 
 
 def evaluated_role(graph: Graph, roles: Roles, sets: Sequence[HeldOutSet], options: Options) -> str | None:
-    """Return the first role that is evaluated; None if there are no held-out prompts that a reward can score."""
+    """Return the first role to evaluate; None if there are no held-out prompts that a reward can score."""
     return evaluation_role(graph, roles, options) if sets else None
 
 
@@ -143,7 +144,7 @@ def evaluations(
 ) -> Evaluation:
     """Return the evaluation of the role ``first``, and of each other role that answers prompts in the data.
 
-    Figures name their role if the flow trains several language models.
+    If the flow trains several language models, the metrics name their role.
     """
     names = [first, *(name for name in evaluation_roles(plan.graph, roles, options) if name != first)]
     own, *others = (evaluation(plan, roles[name], engine, queues, held_out, sets, options) for name in names)
@@ -151,7 +152,7 @@ def evaluations(
 
 
 def flow_evaluation(executor: Executor, plan: Plan, held_out: Dataset) -> FlowEvaluation | None:
-    """Return the flow's own evaluation; None if it has none, or if there are no held-out prompts."""
+    """Return the flow's own evaluation; None if the flow has none, or if there are no held-out prompts."""
     if plan.evaluation is None or not len(held_out):
         return None
     return FlowEvaluation(executor, plan.evaluation, questions(held_out))
@@ -178,19 +179,19 @@ def evaluation(
 
 
 def _generator_for_evaluation(role: BoundRole, options: Options, loaded: LoadedModels) -> Any:
-    """A generator for a flow that never samples."""
+    """Return a generator for a role that does not sample in the flow."""
     return make_models(
         [role], options, device_of(options.device), {}, lambda role: Sides(False, True), loaded
     )[role.name].generator
 
 
 def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
-    """Return the first role that is evaluated if held-out records can be scored; None without such a role."""
+    """Return the first role to evaluate if held-out records can be scored; None if there is no such role."""
     return next(iter(evaluation_roles(graph, roles, options)), None)
 
 
 def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
-    """Return the roles that are evaluated if held-out records can be scored.
+    """Return the roles to evaluate if held-out records can be scored; () if the flow has its own evaluation.
 
     These are the trained language models that sample from prompts in the data. If no trained model does, it
     is the first trained one. If several roles sample in training, a role counts only if a reward scores its
@@ -212,10 +213,9 @@ def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str,
 
 
 def unmeasured(graph: Graph, roles: Roles, options: Options) -> str:
-    """Return a message that says why held-out accuracy is not measured although held-out prompts exist.
+    """Return a message if held-out accuracy is not measured although held-out prompts exist; otherwise "".
 
-    The reason is that several roles sample and none of them answers the data's questions. Empty if accuracy
-    is measured or not requested.
+    The reason is that several roles sample, and no reward scores their answers to the data's prompts.
     """
     playing = [name for name in policies(roles) if roles[name].use.generates]
     asked = (options.held_out or options.eval) and options.backend != NULL and graph.evaluation is None
@@ -228,14 +228,14 @@ def unmeasured(graph: Graph, roles: Roles, options: Options) -> str:
 
 
 def policies(roles: Roles) -> list[str]:
-    """The trained language models."""
+    """Return the names of the trained language models."""
     return [name for name, role in roles.items() if role.use.trained and role.use.head == "logprobs"]
 
 
 def answering_roles(graph: Graph) -> set[str]:
     """Return the roles that sample from the prompts in the data or from a selection of these prompts.
 
-    Calls inside a `repeat` count too.
+    Calls in a `repeat` are included.
     """
     roles: set[str] = set()
     for node in graph.nodes:
@@ -247,7 +247,8 @@ def answering_roles(graph: Graph) -> set[str]:
 
 
 def scored_roles(graph: Graph) -> set[str]:
-    """Return the roles with rows that a reward scores.
+    """Return the roles whose answers to the prompts of the data, or to a selection of these prompts, a reward
+    scores.
 
     Only rows that were sampled from the prompts in the data, or from a selection of these prompts, count.
     Calls inside a `repeat` count too.

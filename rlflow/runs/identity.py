@@ -1,9 +1,7 @@
-"""A run's identity: everything that its numbers depend on, in addition to its settings and its graph.
+"""A run's identity: all inputs that its numbers depend on, other than its settings and its graph.
 
-It covers model files, data, code, packages and the machine. Each part has a name, which `rlflow resume`
-prints if the part has changed.
-
-Digests of weights are computed in a thread while the run starts.
+The identity covers model files, data, code, packages and the machine. Each part has a name. If a part has
+changed, `rlflow resume` prints this name. Digests of weights are computed in a thread while the run starts.
 """
 
 from __future__ import annotations
@@ -34,10 +32,9 @@ SHOWN = 60  # characters of a value that messages show
 
 
 class WeightFile(BaseModel):
-    """A file of weights.
+    """A file of weights, described without reading it: its size, its times and its inode.
 
-    While the file's length, times and inode stay the same, the file counts as unchanged and is not read
-    again.
+    While these stay the same, the file counts as unchanged, and is not read again.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -51,7 +48,7 @@ class WeightFile(BaseModel):
     sha256: Annotated[str, Field(pattern=rf"^([0-9a-f]{{64}}|{UNSTEADY})$")] | None = None
 
     def same_file(self, other: WeightFile) -> bool:
-        """True if both describe the same unchanged file, as far as this is known without reading the file."""
+        """Return whether both describe the same unchanged file, judged by size, times and inode."""
         return (self.bytes, self.modified, self.changed, self.inode) == (
             other.bytes,
             other.modified,
@@ -60,12 +57,12 @@ class WeightFile(BaseModel):
         )
 
     def with_digest(self, digits: str | None) -> WeightFile:
-        """Return a copy with the digest of the file's bytes."""
+        """Return a copy with ``digits`` as the sha256 of the file's bytes."""
         return self.model_copy(update={"sha256": digits})
 
 
 class Identity(BaseModel):
-    """The inputs that the numbers of a run depend on, each part under its own name."""
+    """The inputs that the numbers of a run depend on, by name."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal["rlflow-identity"] = "rlflow-identity"
@@ -94,7 +91,7 @@ class Change:
 
 
 def shortened(value: str) -> str:
-    """Return a value shortened to fit on a line. A digest is shortened to its first digits."""
+    """Return a value as it appears in messages: the first digits of a digest, or the start of a long text."""
     kind, _, digits = value.partition(" ")
     if kind == "sha256":
         return f"sha256 {digits[:12]}"
@@ -102,7 +99,10 @@ def shortened(value: str) -> str:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
-    """Return the parts that changed, disappeared or are new, as values by name in ``before`` and ``now``."""
+    """Return the parts that changed, disappeared or are new.
+
+    ``before``, ``now``: name of a part → its value.
+    """
     names = list(dict.fromkeys((*before, *now)))
     return [
         Change(name, before.get(name, GONE), now.get(name, GONE))
@@ -112,9 +112,9 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[Chang
 
 
 def read(folder: Path) -> Identity | None:
-    """Return the identity that a run recorded; None if there is none.
+    """Return the identity that a run recorded in its folder; None if there is none.
 
-    Raises ValueError if it is damaged or has another version.
+    Raises ValueError if the identity is damaged or has a different version.
     """
     try:
         return Identity.model_validate_json(durable.read(folder / FILE))
@@ -133,7 +133,7 @@ AT_ONCE = 4  # files that are read at once while a run waits for them
 
 
 def weight_file(path: Path, clock: Callable[[], int] = time.time_ns) -> WeightFile:
-    """Return the file's size, times and inode, without reading its content. Raises OSError.
+    """Return the size, times and inode of a file, without reading its content. Raises OSError.
 
     ``clock``: returns the time of day in nanoseconds.
     """
@@ -150,7 +150,7 @@ def weight_file(path: Path, clock: Callable[[], int] = time.time_ns) -> WeightFi
 def digest(path: Path, going_on: Callable[[], bool] = lambda: True) -> str | None:
     """Return the sha256 of a file's bytes, in hexadecimal.
 
-    Returns None if ``going_on`` returns false before the end. Raises OSError.
+    If ``going_on`` returns False before the end, reading stops and the result is None. Raises OSError.
     """
     total, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
     with path.open("rb", buffering=0) as file:
@@ -167,10 +167,10 @@ def compare_weights(
     paths: Mapping[str, Path],
     say: Callable[[str], None],
 ) -> tuple[dict[str, WeightFile], list[Change]]:
-    """Return the current weight files with the digests that are now known, and the changed files.
+    """Return the current weight files with all digests that are now known, and the changed files.
 
-    Only files whose length, times or inode changed are read. If this may take long, ``say`` is called with a
-    message. Raises OSError.
+    Only files whose length, times or inode have changed are read. If this may take long, ``say`` is called
+    with a message. ``paths``: name of a file → its path. Raises OSError.
     """
     changes = [
         Change(name, _told(before.get(name)), _told(now.get(name))) for name in before.keys() ^ now.keys()
@@ -202,7 +202,7 @@ def _told(weights: WeightFile | None) -> str:
 def _read(
     paths: Mapping[str, Path], stats: Mapping[str, WeightFile], say: Callable[[str], None]
 ) -> dict[str, str | None]:
-    """The digests of files. The caller waits for them."""
+    """Read files and return name → digest. ``stats``: name → the file's size."""
     total, stop, began = sum(stats[name].bytes for name in paths), threading.Event(), time.monotonic()
     if total > LARGE:
         say(
@@ -226,10 +226,10 @@ def _read(
 
 
 class DigestReader:
-    """Computes the missing digests of an identity in a thread of low priority.
+    """Computes the missing digests of an identity in a low-priority thread.
 
-    ``put`` is called once, in that thread, with the completed identity. ``say`` is called with a message
-    about each file that changed while it was being read.
+    The thread calls ``put`` once, with the completed identity. It calls ``say`` with a message for each file
+    that changed while it was being read.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class DigestReader:
         self._thread = threading.Thread(target=self._work, name="digests of weights", daemon=True)
 
     def start(self) -> DigestReader:
-        """Start the thread. Returns this reader."""
+        """Start the thread and return this reader."""
         self._thread.start()
         return self
 
@@ -272,7 +272,7 @@ class DigestReader:
             self._put(self._identity.model_copy(update={"weights": files}))
 
     def _digest(self, name: str, weights: WeightFile) -> str | None:
-        """The digest of a file; UNSTEADY if the file changed; None if the run ends first."""
+        """Return the digest of a file; UNSTEADY if the file changed meanwhile; None if the run ends first."""
         path = self._paths[name]
         try:
             digits = digest(path, lambda: not self._stop.is_set())

@@ -1,6 +1,6 @@
-"""The loop over iterations: take prompts, run the plan, record, evaluate, save, report.
+"""The loop over iterations: take prompts, run the plan, record, evaluate, save and report.
 
-If an error ends the run, the loop also decides which state can be saved.
+If an error ends the run, the loop also decides which state can still be saved.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rlflow.runs.state import KeptState, MemoryCopy, copied
 
 @dataclass(frozen=True)
 class Between:
-    """The state of a run before an iteration, except the weights, which the models still have."""
+    """The state of a run before an iteration, without the weights, which are still in the models."""
 
     iteration: int
     cursor: Mapping[str, Any]  # position in the prompts
@@ -50,7 +50,7 @@ class Between:
 
     @staticmethod
     def of(engine: Engine, iteration: int, cursor: Mapping[str, Any]) -> Between:
-        """Capture the state before the iteration ``iteration``, which has not started."""
+        """Return the engine's state before the iteration ``iteration``, which has not started."""
         return Between(
             iteration,
             cursor,
@@ -59,7 +59,7 @@ class Between:
         )
 
     def put_back(self, engine: Engine) -> None:
-        """Restore everything except weights.
+        """Restore the flow's scalars and the version numbers of weights in the engine, but not the weights.
 
         This is needed even if no weights changed, because flows set scalars, and updates without a step raise
         version numbers.
@@ -70,9 +70,9 @@ class Between:
 
 
 def took_steps(figures: Mapping[Figure, float]) -> bool:
-    """True if the updates of an iteration changed weights.
+    """Return whether the updates of an iteration changed weights.
 
-    An update that does not report its steps is assumed to have changed them.
+    If an update does not report its steps, the function assumes that it changed weights.
     """
     steps = [value for figure, value in figures.items() if figure.of is Of.UPDATE and figure.name == "steps"]
     return not steps or any(steps)
@@ -98,7 +98,7 @@ TakeSnapshot = Callable[[RunStart, Mapping[str, Any], KeptState | None], Snapsho
 
 
 class Loop:
-    """One run, from its start to its end or to a stop request."""
+    """The iterations of one run, from its start to its end or to a stop request."""
 
     def __init__(
         self,
@@ -111,7 +111,8 @@ class Loop:
     ) -> None:
         """Make a loop.
 
-        ``look`` is called between iterations, and raises an error if the run's folder is gone.
+        ``take``: makes the snapshot for a checkpoint. ``look``: called between iterations; raises Lost if the
+        run's folder is gone.
         """
         self.context = context
         self.records = records
@@ -141,9 +142,9 @@ class Loop:
         )
 
     def run(self, start: RunStart) -> RunResult:
-        """Run from ``start`` to the end.
+        """Run all iterations from ``start`` to the end, and return the result.
 
-        Raises Stopped on a stop request, StageError and RemoteError.
+        Raises Stopped on a stop request, and StageError and RemoteError.
         """
         began = time.monotonic()
         self.start, self.taken = start, start.iteration
@@ -165,12 +166,10 @@ class Loop:
         )
 
     def to_the_end(self, first: int) -> tuple[Accuracy | None, list[dict[str, str]]]:
-        """Run from iteration ``first`` to the end.
+        """Run all iterations from ``first`` to the end.
 
-        ``first`` is the iteration that the run starts with, or the iteration that recovery restarts from.
-
-        Returns the accuracy of the last weights, and a list of held-out prompts with the answers before and
-        after training.
+        After a worker died, ``first`` is the iteration that recovery restarts from. Returns the accuracy of
+        the last weights, and held-out prompts with the answers before and after training.
         """
         start = self.start
         self.start = replace(
@@ -198,7 +197,7 @@ class Loop:
         return LoopState(self.context.prompts.state(), dict(self.context.engine.state), totals)
 
     def rewind(self, state: LoopState) -> None:
-        """Set the stream of prompts back to its position in ``state``."""
+        """Move the cursor over the data back to its position in ``state``."""
         self.context.prompts.load(state.cursor)
 
     def replay(self, iteration: int, state: LoopState) -> None:
@@ -220,7 +219,7 @@ class Loop:
         self.records.back_to(iteration)
 
     def step(self, iteration: int) -> None:
-        """Run one iteration, then the evaluation and checkpoint that are due after it."""
+        """Run one iteration, and then the evaluation and the checkpoint if they are due."""
         cursor, self.context.engine.iteration = self.context.prompts.state(), iteration
         self.between = Between.of(self.context.engine, iteration, cursor)
         self._end_if_lost(iteration, cursor)
@@ -249,7 +248,7 @@ class Loop:
             self.copy = self.compute(partial(copied, self.context, iteration, cursor))
 
     def _end_if_lost(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        """Save and end a run whose workers still answer but whose pools cannot be restarted. Raises
+        """If the pools can no longer be restarted but all workers still answer, save the run and raise
         RemoteError."""
         lost = self.context.workers.lost() if self.context.workers else None
         if lost is not None:
@@ -272,7 +271,8 @@ class Loop:
             )
 
     def outcome(self, iteration: int) -> Outcome:
-        """Run the plan on the next prompts, or on rows that were sampled ahead of training."""
+        """Run the plan on the next prompts, or on rows that were sampled ahead of training, and return the
+        outcome."""
         context = self.context
         if context.ahead is None:
             cursor = context.prompts.state()
@@ -379,14 +379,15 @@ class Loop:
                 yield "further skipped records are only counted, in the metrics data/left_out_*"
 
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        """Take a snapshot before an iteration. Another thread writes it.
+        """Take a snapshot before an iteration, and queue it for the thread that writes checkpoints.
 
         ``cursor``: position in the data before the prompts of this iteration.
         """
         self._save(iteration, cursor, None)
 
     def _save(self, iteration: int, cursor: Mapping[str, Any], kept: KeptState | None) -> None:
-        """``kept``: the state before the iteration, if the models no longer have it."""
+        """Take and queue a snapshot. ``kept``: the state before the iteration, if the models no longer have
+        it."""
         start = replace(self.start, iteration=iteration, here=self.evaluated.get(iteration))
         self.writer.submit(self.compute(partial(self.take, start, cursor, kept)))
         self.taken = iteration
@@ -394,9 +395,10 @@ class Loop:
     def rescue(self, again: bool = False) -> None:
         """Save the newest complete iteration of a run that an error ends, unless it is already saved.
 
-        The state comes from the models. If they died or are in the middle of an iteration, it comes from the
-        in-memory checkpoint. If it cannot be saved, ``lost`` says why and nothing is raised, because the error
-        that ends the run matters more. ``again``: save the iteration even if it has a checkpoint.
+        The state comes from the models. If workers died, or if the models are in the middle of an iteration,
+        the state comes from the in-memory checkpoint. If nothing can be saved, ``lost`` says why, and nothing
+        is raised, because the error that ends the run matters more. ``again``: save the iteration even if it
+        has a checkpoint.
         """
         taken = -1 if again else self.taken
         try:
@@ -418,9 +420,10 @@ class Loop:
             self.lost = f"the last complete iteration cannot be saved: {type(error).__name__}: {error}"
 
     def _saved(self, between: Between, copied: bool) -> bool:
-        """Save the state that the models still have.
+        """Save the state that the models still have, and return True.
 
-        Return False if the models died and a copy can be saved instead (``copied``).
+        If the workers died, return False if an in-memory checkpoint exists (``copied``), and otherwise raise
+        RemoteError.
         """
         between.put_back(self.context.engine)
         try:
@@ -432,7 +435,8 @@ class Loop:
         return True
 
     def _newest_copy(self) -> MemoryCopy | None:
-        """Return the newest in-memory checkpoint, from the pools or from this process; None without one."""
+        """Return the newest in-memory checkpoint, from the pools or from this process; None if there is
+        none."""
         point = self.recovery.newest()
         if point is None or self.context.workers is None:
             return self.copy
@@ -441,13 +445,13 @@ class Loop:
         return MemoryCopy(point.iteration, point.driver.cursor, kept)
 
     def compute(self, call: Callable[[], T]) -> T:
-        """Make a call in the thread that works with models, and return its result."""
+        """Make a call in the thread that runs the models, and return its result."""
         return self.context.executor.queues.do("model", call)
 
     def evaluate(self, iteration: int) -> Accuracy | None:
-        """Return the accuracy after ``iteration`` iterations; None without an evaluation.
+        """Return the accuracy after ``iteration`` iterations; None if the run has no evaluation.
 
-        The accuracy is measured once per iteration and then reused.
+        The accuracy of an iteration is measured once and then reused.
         """
         if self.context.evaluation is None:
             return None
@@ -466,12 +470,13 @@ class Loop:
         return self.evaluated[iteration]
 
     def answers(self) -> list[dict[str, str]]:
-        """The model's sampled answers to the first ten held-out prompts."""
+        """Return the model's sampled answers to the first ten held-out prompts; [] if the run has no
+        evaluation."""
         return self.context.evaluation.answers(10) if self.context.evaluation else []
 
 
 def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
-    """Return the seconds of each node, by name. The time of a `repeat` does not include its body."""
+    """Return node → seconds. The time of a `repeat` does not include the nodes in its body."""
     seconds: dict[str, float] = {}
     for span in flat(outcome.spans, plan.within):
         seconds[span.node] = seconds.get(span.node, 0.0) + span.end - span.start
@@ -479,9 +484,9 @@ def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
 
 
 def speed(outcome: Outcome, graph: Graph) -> dict[Figure, float]:
-    """Return the number of sampled tokens per second of sampling, over all nodes that sample.
+    """Return the metric for sampled tokens per second of sampling, over all nodes that sample.
 
-    Empty if nothing was sampled.
+    Returns {} if nothing was sampled.
     """
     nodes = {node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE}
     seconds = sum(span.end - span.start for span in outcome.spans if span.node in nodes)

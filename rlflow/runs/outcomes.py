@@ -38,16 +38,17 @@ BEFORE = ("not chosen", "not kept")
 
 
 def step(name: str, role: str = "") -> Figure:
-    """Return the metric of a step of the funnel. ``role``: set if several trained roles sample."""
+    """Return the metric of the funnel's step ``name``. ``role``: given only if several trained roles
+    sample."""
     return Figure(Of.ROWS, f"funnel/rows_{name}", role=role)
 
 
 def funnel_metrics(
     account: RowAccount, graph: Graph, health: Mapping[Figure, float], roles: Collection[str] = ()
 ) -> dict[Figure, float]:
-    """Return the funnel of an iteration from its row accounting and its health metrics.
+    """Return the funnel of an iteration as metrics, from its row accounting and its health metrics.
 
-    ``roles``: the trained roles that sample, if there are several; each has its own funnel.
+    ``roles``: the trained roles that sample, if there are several. Each role then has its own funnel.
     """
     nodes = {node.name: node for node in all_nodes(graph.nodes)}
     funnel: dict[Figure, float] = {}
@@ -74,9 +75,9 @@ def without_funnel(health: Mapping[Figure, float]) -> dict[Figure, float]:
 
 
 def _of_account(account: RowAccount, nodes: Mapping[str, Node], role: str) -> dict[str, float]:
-    """The steps that the row accounting knows: number of rows that were sampled for training, kept and used.
+    """Return the steps that come from the row accounting: the numbers of sampled, kept and used rows.
 
-    ``role``: count only this role's rows; empty for all roles.
+    ``role``: count only rows of this role; "" counts the rows of all roles.
     """
     sources = [
         source
@@ -106,15 +107,15 @@ def _of_account(account: RowAccount, nodes: Mapping[str, Node], role: str) -> di
 
 
 def _samples(node: Node, role: str) -> bool:
-    """True if a node samples. If ``role`` is given, true if the node samples with that role's model."""
+    """Return whether a node samples, with the model of ``role`` if a role is given."""
     samplers = sampler_of(node)
     return node.op in (Op.GENERATE, Op.REPEAT) and (role in samplers if role else bool(samplers))
 
 
 def _learned(account: RowAccount, source: str) -> bool:
-    """True if some rows of a node are used for more than reading.
+    """Return whether some rows of a node are used for more than reading.
 
-    For example, the rows of a baseline are only read.
+    The rows of a baseline, for example, are only read.
     """
     return any(end.fate is not RowOutcome.READ for (name, end), _ in account.ends.items() if name == source)
 
@@ -141,9 +142,9 @@ def run_account(folder: Path) -> RowAccount:
 
 
 def outcome_metrics(account: RowAccount) -> dict[Figure, float]:
-    """Return the number of an iteration's rows with each outcome.
+    """Return how many rows of an iteration had each outcome, as metrics.
 
-    Outcomes that do not occur are omitted, and prompts without tokens are not counted.
+    Outcomes that do not occur are omitted. Prompts without tokens are not counted.
     """
     rows = {
         fate: sum(count.rows for _, end, count in _sampled(account) if end.fate is fate)
@@ -153,7 +154,7 @@ def outcome_metrics(account: RowAccount) -> dict[Figure, float]:
 
 
 def outcomes_text(account: RowAccount) -> str:
-    """Return lines of text with the rows and tokens of each sampling node, and their outcomes."""
+    """Return lines of text: the rows and tokens of each sampling node, and their outcomes."""
     ends = _sampled(account)
     lines = []
     for source in dict.fromkeys(source for source, _, _ in ends):
@@ -164,7 +165,7 @@ def outcomes_text(account: RowAccount) -> str:
 
 
 def _amount(count: Count) -> str:
-    """The number of rows and tokens as text; only tokens if the rows are counted elsewhere."""
+    """Return the number of rows and tokens as text; only tokens if the rows are counted elsewhere."""
     return f"{count.rows} rows, {count.tokens} tokens" if count.rows else f"{count.tokens} tokens"
 
 
@@ -176,7 +177,7 @@ def end_text(end: End) -> str:
 
 
 def _sampled(account: RowAccount) -> list[tuple[str, End, Count]]:
-    """The outcomes of rows that have tokens, by node."""
+    """Return (node, outcome, count) of all rows that have tokens."""
     return [
         (source, end, count)
         for (source, end), count in sorted(account.ends.items())
@@ -200,10 +201,9 @@ class Answers:
 def repeated_figures(prompts: Sequence[Answers]) -> dict[str, float]:
     """Return mean@n, pass@k and maj@k of prompts with n answers each.
 
-    k takes the powers of two up to n, for maj@k from 2 on.
-
-    mean@n is the mean of all scores that are not missing; without such scores it is omitted. maj@k is omitted
-    if no answer could be extracted.
+    For pass@k, k is each power of two up to n; for maj@k, each such power from 2 on. mean@n is the mean of
+    all scores that are not missing. If all scores are missing, mean@n is omitted. If no answer could be
+    extracted, maj@k is omitted.
     """
     count = len(prompts[0].scores)
     scores = [score for answers in prompts for score in answers.scores if not math.isnan(score)]
@@ -231,19 +231,18 @@ def powers_of_two(most: int) -> list[int]:
 def pass_at(samples: int, right: int, k: int) -> float:
     """Return the probability that at least one of k answers is right.
 
-    The k answers are drawn without replacement from ``samples`` answers, of which ``right`` are right.
-
-    This is the unbiased estimate of Chen et al., "Evaluating Large Language Models Trained on Code", 2021,
+    The k answers are drawn without replacement from ``samples`` answers, of which ``right`` are right. This
+    is the unbiased estimate of Chen et al., "Evaluating Large Language Models Trained on Code", 2021,
     equation 1.
     """
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def majority_at(answers: Answers, k: int) -> float:
-    """Return maj@k: the share of lots of k answers in which the most frequent answer is right.
+    """Return maj@k: the probability that a majority vote of k answers is right.
 
-    Lots are taken in the order of sampling and do not overlap, so the estimate is unbiased. Answers that do
-    not fill a lot are not used.
+    This is the mean over consecutive, disjoint sets of k answers, so the estimate is unbiased. Answers that
+    do not fill a set are not used.
     """
     right = answers.right
     lots = [range(start, start + k) for start in range(0, len(right) - k + 1, k)]
@@ -258,8 +257,9 @@ def majority_at(answers: Answers, k: int) -> float:
 def majority(extracted: Sequence[str | None], right: Sequence[bool]) -> float:
     """Return the probability that a majority vote is right.
 
-    Equal extracted answers count as votes for the same answer, and a tie is decided at random. If equal
-    answers have different scores, the share of right ones counts. Returns 0 if no answer was extracted.
+    ``extracted``: the extracted answer of each vote, or None. ``right``: whether each answer is right. Equal
+    extracted answers are votes for the same answer, and a tie is decided at random. If equal answers have
+    different scores, the share of right ones counts. Returns 0 if no answer was extracted.
     """
     voters: dict[str, list[bool]] = defaultdict(list)
     for answer, hit in zip(extracted, right, strict=True):

@@ -1,4 +1,4 @@
-"""Packaged tasks: the data, model and settings of a run without --model and --data.
+"""Packaged tasks: the data, model and settings of a run without ``--model`` and ``--data``.
 
 Some algorithms have their own TOML file; all others use the default file.
 """
@@ -14,7 +14,7 @@ from rlflow.config.flags import read_toml
 
 
 def uses_packaged(values: Mapping[str, Any]) -> bool:
-    """True if a run uses the packaged task, because neither a model nor data are given.
+    """Return whether a run uses a packaged task, because neither a model nor data are given.
 
     ``values``: flag → value.
     """
@@ -22,9 +22,10 @@ def uses_packaged(values: Mapping[str, Any]) -> bool:
 
 
 def packaged_values(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a flow's packaged task; empty if the run does not use it.
+    """Return the values of the packaged task for a flow; {} if the run does not use a packaged task.
 
-    If an environment is given, the task's rewards and environment settings are removed.
+    ``flow``: the flow's name. ``values``: flag → value. If an environment is given, the task's rewards and
+    its environment settings are omitted.
     """
     if not uses_packaged(values):
         return {}
@@ -37,9 +38,9 @@ def packaged_values(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def packaged_environment(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment of the packaged task and its settings, if the run uses the task.
+    """Return the environment of the packaged task and its settings, which shape the flow's graph.
 
-    They determine the flow's graph.
+    Returns {} if the run does not use a packaged task.
     """
     return {
         name: value
@@ -49,7 +50,8 @@ def packaged_environment(flow: str, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def packaged(flow: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of the task file for a flow, and the file's values. Paths are absolute."""
+    """Return the name of the task file for a flow, and the values in the file. Paths in the values are
+    absolute."""
     folder = Path(next(iter(rlflow.data.tasks.__path__)))
     path = folder / f"{flow}.toml"
     path = path if path.is_file() else folder / "default.toml"

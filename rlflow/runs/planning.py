@@ -1,11 +1,8 @@
-"""Plan a run: where its roles are placed, and the steps of an iteration.
+"""Plan a run: where its roles run, and the steps of an iteration.
 
-`plan`, `run` and `resume` plan a run once. Planning starts nothing, loads no model and opens no data. A run
-plans in two steps: ``place_roles`` before its data are open, and ``make_plan`` afterwards, because only the
-data determine whether held-out records can be scored.
-
-The module also spreads trainers and generators over the ranks of their pools, and decides which parts of a
-run can be streamed.
+Planning starts nothing, loads no model and opens no data. It has two steps: ``place_roles`` before the data
+are open, and ``make_plan`` afterwards, because only the data determine whether held-out records can be
+scored.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ from rlflow.training.protocols import GivesChunks
 
 
 def with_parallelism(placement: Placement | None, graph: Graph, roles: Roles) -> Placement | None:
-    """Add to a placement how each trainer and generator is distributed over its pool.
+    """Return the placement with the parallelism of each trainer and generator on its pool.
 
     Returns None for a run in one process. Raises PlanError if a role's parallelism does not fit its pool.
     """
@@ -174,7 +171,7 @@ class PlacedRoles:
 
     @cached_property
     def needs(self) -> dict[str, Sides]:
-        """Role → the sides that it needs.
+        """Role → whether it needs a trainer, and whether it needs a generator.
 
         The evaluated role needs a generator even if the flow never samples.
         """
@@ -187,9 +184,9 @@ class PlacedRoles:
 
 
 def needed(roles: Roles, evaluated: str | None) -> dict[str, Sides]:
-    """Return the sides that each role needs.
+    """Return, for each role, whether it needs a trainer, and whether it needs a generator.
 
-    ``evaluated``: the role that samples held-out prompts, if any.
+    ``evaluated``: the role that samples answers to held-out prompts, or None.
     """
     return {
         name: Sides(role.needs.trainer, role.needs.generator or name == evaluated)
@@ -202,8 +199,8 @@ def place_roles(
 ) -> PlacedRoles:
     """Place trainers and generators on the pools that ``--pools`` defines, once for a run.
 
-    Raises PlanError with ``problems`` and all other reasons to refuse the run, such as row counts, rewards,
-    pools, groups of ranks or staleness.
+    Raises PlanError with ``problems`` and with all other reasons to refuse the run that are known without
+    data, such as row counts, rewards, pools, parallelism or staleness.
     """
     options, rewards = config.options, RewardNames.of(config, program.flow)
     stale = [problem for problem in stale_problems(program, options.staleness) if problem.severity == "error"]
@@ -226,8 +223,8 @@ def problems_before_backends(
 ) -> Iterator[Problem]:
     """Yield the problems with a configuration that can be found before a backend is loaded.
 
-    These are too many rows, invalid pools, and a staleness that the pools do not allow. ``values``: a
-    function that returns the flags of a role.
+    These are too many rows, invalid pools, and a staleness that the pools do not allow. ``values``: returns
+    the flags of a role.
     """
     yield from too_many_rows(Sizes.of(graph, Assumed(options.prompts)))
     yield from pool_problems(options)
@@ -248,7 +245,7 @@ def problems_before_backends(
 
 
 def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:
-    """Place trainers and generators.
+    """Return the models and rewards of a run, placed on its pools.
 
     The generator of a role that may be evaluated is placed too, if there is room. Whether the role is
     evaluated depends on the data, which are read later.
@@ -287,7 +284,7 @@ def _placement(
 
 
 def share_problems(pools: Pools, options: Options) -> Iterator[Problem]:
-    """Yield a problem if --pools divides a kind of device that the run does not use."""
+    """Yield a problem if ``--pools`` divides GPUs but ranks compute on CPUs, or the other way around."""
     device = "gpu" if device_in(options.device) == "cuda" else "cpu"
     if pools.kind and device != pools.kind:
         yield Problem(
@@ -300,10 +297,8 @@ def share_problems(pools: Pools, options: Options) -> Iterator[Problem]:
 
 
 def thread_problems(placement: Placement, roles: Roles, options: Options) -> Iterator[Problem]:
-    """Yield a problem for each feature that ranks cannot have if they are threads of one process.
-
-    These are backends that need a process of their own, weight transfers between processes, and Ray.
-    """
+    """Yield a problem for each backend that needs a process for each rank, if ranks are threads of one
+    process."""
     if not placement.threads:
         return
     for half, pools in (("trainer", placement.trainers), ("generator", placement.generators)):
@@ -355,8 +350,8 @@ def _as_processes(options: Options) -> str:
 def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | None) -> PlacedRoles:
     """Return the placement once the data are known.
 
-    ``evaluated``: the role that is evaluated, or None. A generator that only an evaluation needs is removed
-    if there is no evaluation. Raises PlanError if the evaluated role needs a pool and no flag names one.
+    ``evaluated``: the role that is evaluated, or None. If it is None, a generator that only an evaluation
+    needs is removed. Raises PlanError if the evaluated role needs a pool and no flag names one.
     """
     if evaluated is not None:
         if placed.undecided is not None:
@@ -373,7 +368,7 @@ def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | No
 def make_plan(program: Program, placed: PlacedRoles) -> Plan:
     """Run all compiler passes over the program and return the plan.
 
-    Raises PlanError if ``--stream`` has no benefit for this flow, and if the memory does not suffice.
+    Raises PlanError if ``--stream`` has no effect on this flow, or if memory does not suffice.
     """
     options, chunks = placed.options, streaming(program.graph, placed.roles, placed.rewards, placed.options)
     packing = [name for name, role in placed.roles.items() if role.trainer.can.packs]
@@ -383,13 +378,13 @@ def make_plan(program: Program, placed: PlacedRoles) -> Plan:
 
 
 def pool_warnings(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
-    """Yield a warning for each pool and rank that a plan leaves idle."""
+    """Yield a warning for each pool, and each rank, that a plan leaves idle."""
     if plan.placement is not None:
         yield from unused_pools(plan.placement)
         yield from idle_ranks(plan, sizes)
 
 
 def crowd_warnings(placed: PlacedRoles) -> Iterator[Problem]:
-    """Yield a warning if this machine has fewer cores than ranks."""
+    """Yield a warning if this machine has fewer cores than the run has ranks."""
     if placed.placement is not None and placed.options.ray_address is None:
         yield from crowded(placed.placement, os.cpu_count() or 1)

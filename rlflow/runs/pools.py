@@ -1,6 +1,6 @@
 """A run on pools: the driver's side, and pools whose ranks are threads of the driver's process.
 
-Pools on Ray are in `rlflow.runs.ray_pools`.
+`rlflow.runs.ray_pools` has pools on Ray.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ class WorkerSetups:
         rendezvous_points: Mapping[str, str],
         residency: Iterable[MemorySchedule] = (),
     ) -> dict[str, list[Setup]]:
-        """Return the setup of each rank, as pool → setups by rank.
+        """Return pool → the setups of its ranks.
 
-        ``rendezvous_points``: pool → the file or address where its ranks meet.
+        ``threads``: PyTorch threads of each rank. ``rendezvous_points``: pool → the file or address where its
+        ranks meet. ``residency``: the memory schedules of pools.
         """
         program, schedules = self.program, {schedule.pool: schedule for schedule in residency}
         source, shape = (
@@ -101,7 +102,7 @@ class WorkerSetups:
 def worker_setups(
     program: Program, config: RunConfig, data: Judged, options: TraceOptions, updates: Mapping[str, int]
 ) -> WorkerSetups:
-    """Collect everything that workers need to know about a run.
+    """Return the parts of a worker's setup that are the same on all ranks.
 
     The device ``auto`` is replaced with the driver's device, because workers may see other devices.
     """
@@ -140,7 +141,7 @@ def runtime(
     pools: Mapping[str, Pool[Worker]],
     started: ExitStack,
 ) -> Runtime:
-    """Make the runtime of a run from pools that are already running.
+    """Return the runtime of a run on pools that are already running.
 
     ``started``: an exit stack that stops everything started so far. The runtime takes over the stack, and its
     ``close`` closes it.
@@ -219,8 +220,8 @@ def transfer(
 ) -> WeightTransfer | None:
     """Return the planned transfer of a role's weights to the pool of its generator.
 
-    Returns None if trainer and generator are on the same pool, if one of them is missing, or if ``--weights
-    gather`` is used.
+    Returns None if the trainer and the generator are on the same pool, if one of them is missing, or with
+    ``--weights gather``.
     """
     source, target = placement.trainers.get(role), placement.generators.get(role)
     if source is None or target is None or source == target or options.weights == "gather":

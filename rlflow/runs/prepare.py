@@ -1,4 +1,4 @@
-"""Prepare a run: make data, rewards, models and a plan from a flow and a configuration.
+"""Prepare a run: make its data, rewards, models and plan from a flow and a configuration.
 
 All configuration errors are reported before a model is loaded.
 """
@@ -72,10 +72,10 @@ def prepare(
     """Make everything that a run needs.
 
     ``note``: called with progress messages. ``judge``: called with the graph and the dependencies before any
-    model is loaded; it returns the dependencies, possibly with more digests. It is None if the run will never
-    be resumed. ``begun``: true if the run started earlier; bad records are then skipped. ``data``: a data set
-    to use instead of the configured data. ``folder``: as for ``services_of``. Raises FlowError and PlanError,
-    and the errors of ``judge``.
+    model is loaded; it may raise an error, and returns the dependencies, possibly with more digests. None if
+    the run will never be resumed. ``begun``: whether the run was started earlier; bad records are then
+    skipped. ``data``: a data set to use instead of the configured data. ``folder``: as for ``services_of``.
+    Raises FlowError and PlanError, and the errors of ``judge``.
     """
     _refuse_in_worker()
     options = config.options
@@ -234,10 +234,11 @@ def rotated_rows(
     datasets: Iterable[Dataset],
     note: Callable[[str], None],
 ) -> int:
-    """Return the longest possible row in tokens, if a model's rotary frequencies depend on it.
+    """Return the length of the longest possible row in tokens, if the rotary frequencies of a model depend on
+    it.
 
-    Returns 0 if no model's do, or if the length is unknown. Raises PlanError if --longest-row is shorter than
-    the longest row of the data.
+    Returns 0 if no model depends on it, or if the length is unknown. Raises PlanError if ``--longest-row`` is
+    shorter than the longest row of the data.
     """
     folders_of = {name: role.folder for name, role in placed.roles.items()} | reward_folders(options.reward)
     models = {name: found for name, folder in folders_of.items() if (found := boundaries(folder))}
@@ -287,10 +288,10 @@ def reward_folders(written: Iterable[str]) -> dict[str, Path]:
 def replies(
     program: Program, placed: PlacedRoles, tokenizer: str | None, data: Dataset, specs: Specs
 ) -> list[Problem]:
-    """Return warnings and notes about chat templates and stop tokens in the models' folders.
+    """Return warnings and notes about the chat templates and stop tokens of the models.
 
-    Raises PlanError if a template lacks something that the flow needs, and for stop tokens that a model does
-    not have.
+    Raises PlanError if a template lacks something that the flow needs, or if a model does not have a stop
+    token.
     """
     folders = {name: role.folder for name, role in placed.roles.items()}
     problems = [
@@ -306,9 +307,9 @@ def replies(
 def compile_with_data(
     flow: Flow, hp: Any, options: TraceOptions, note: Callable[[str], None] = QUIET.note
 ) -> Program:
-    """Trace the flow with the columns that the data have, and return the program.
+    """Trace the flow with the columns of the data, and return the program.
 
-    Warnings are passed to ``note``. Raises FlowError.
+    ``note`` is called with warnings. Raises FlowError.
     """
     traced = trace(flow, hp, options)
     program = traced.sound()
@@ -317,7 +318,10 @@ def compile_with_data(
 
 
 def amounts(training: Dataset, prompts: int) -> Iterator[str]:
-    """Yield messages about the shares of data sources, and about data with too few records."""
+    """Yield messages about the shares of data sources, and about sources with too few records.
+
+    ``prompts``: number of prompts of an iteration.
+    """
     total = sum(training.weights.values())
     records = (
         Counter(record.more[SOURCE] for record in training.records)
@@ -351,7 +355,10 @@ def note_warnings(problems: Iterable[Problem], note: Callable[[str], None]) -> N
 
 
 def first_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], specs: Specs) -> TraceOptions:
-    """Return the options that shape the graph of a run, before its data are opened. See ``trace_options``."""
+    """Return the options that shape the graph of a run, before its data are opened.
+
+    ``trace_options`` returns them once the data are open.
+    """
     reads = (
         ("episode_score",)
         if default_rewards(options.reward, specs) == ("env",)

@@ -1,8 +1,7 @@
 """`rlflow plan`: describe the run that a flow and a configuration would give.
 
-This starts nothing, loads no model, opens no data and does not need Ray.
-
-The module also runs one flow under two plans and finds the first difference.
+This starts nothing, loads no model, opens no data and does not need Ray. The module also runs a flow under
+two plans and finds the first difference.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from rlflow.runs.run import run
 
 
 def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Explanation:
-    """Explain the run that a flow and its configuration would give.
+    """Return an explanation of the run that a flow and its configuration would give.
 
-    ``options``: the flags that shape the graph. Raises FlowError and PlanError for all reasons to refuse the
-    run that are known without data, and for flags without an effect.
+    ``options``: the flags that shape the graph. Raises FlowError and PlanError with all reasons to refuse the
+    run that are known without data, and with flags that have no effect.
     """
     report = check(flow, hp, options, with_variants=False)
     if report.program is None or not report.ok:
@@ -90,7 +89,7 @@ def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Ex
 def evaluation_warnings(placed: PlacedRoles) -> Iterator[Problem]:
     """Yield a warning if the run may need a pool for its evaluation and no flag names one.
 
-    Whether anything is evaluated depends on the data and rewards, so this is not an error here.
+    This is only a warning, because the data and rewards decide whether anything is evaluated.
     """
     if placed.undecided is not None and placed.placement is not None:
         role, pool = placed.evaluated, next(iter(placed.placement.pools))
@@ -105,10 +104,7 @@ def evaluation_warnings(placed: PlacedRoles) -> Iterator[Problem]:
 
 
 def room_warnings(graph: Graph, roles: Roles, rewards: Iterable[str]) -> list[Problem]:
-    """Return warnings if the sampled tokens leave no room for a prompt.
-
-    A run refuses to start in this case, once it has data.
-    """
+    """Return warnings if ``max_tokens`` leaves no room for a prompt. A run refuses to start in this case."""
     try:
         room(graph, roles, rewards, False)
     except PlanError as error:
@@ -117,7 +113,7 @@ def room_warnings(graph: Graph, roles: Roles, rewards: Iterable[str]) -> list[Pr
 
 
 def transports(options: Options) -> tuple[str, str]:
-    """Return how weights get to a generator on the trainer's pool, and to a generator on another pool.
+    """Return how weights are sent to a generator on the trainer's pool, and to a generator on another pool.
 
     On one machine, weights use shared memory. On the GPUs of one machine, they use shared handles within a
     pool, and Ray's object store between pools. Choices that depend on the start of the run are left open.
@@ -138,7 +134,7 @@ def transports(options: Options) -> tuple[str, str]:
 
 
 def _owned(role: BoundRole) -> dict[str, set[str]]:
-    """The settings of each side that only its own backend has."""
+    """Return, for each side of a role, the settings that only the backend of this side has."""
     names = [set(fields(half.kind.Settings)) if half.kind is not None else set[str]() for half in role.sides]
     return {half: own - other for half, own, other in zip(SIDES, names, reversed(names), strict=True)}
 
@@ -156,8 +152,9 @@ TIMES = (Of.RUN, Of.WEIGHT_CHECK)  # metrics of time and transport, which may di
 def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folder: Path) -> Claim:
     """Run a flow under two plans in float64, and return the claim that the runs are equal.
 
-    If they differ, the claim names the first difference and its cause. The runs have K + 2 iterations, where
-    K is the larger staleness.
+    If the runs differ, the claim names the first difference and its cause. The runs have K + 2 iterations,
+    where K is the larger staleness. ``one``, ``other``: the flags of each run. ``folder``: the folder for the
+    two runs.
     """
     if short := without_float64(flow, one, other):
         return Claim(
@@ -240,9 +237,8 @@ def without_float64(flow: Flow, *plans: Mapping[str, Any]) -> list[str]:
 
 
 def _first_difference(one: Path, other: Path) -> str | None:
-    """The first column or metric that differs between two runs, with its iteration; None if the runs are
-    equal.
-    """
+    """Return the first column or metric that differs between two runs, with its iteration; None if all are
+    equal."""
     table = keys.read(one)
     for file, names in (("samples.jsonl", ("prompt", "completion", "scores")), ("metrics.jsonl", ())):
         lines = [objects(Growing(folder / file).lines()) for folder in (one, other)]
@@ -256,7 +252,8 @@ def _first_difference(one: Path, other: Path) -> str | None:
 
 
 def weights_distance(one: RunResult, other: RunResult) -> float:
-    """Return the distance between the last weights of two runs, relative to the norm of the first."""
+    """Return the distance between the final weights of two runs, relative to the norm of the first run's
+    weights."""
     apart = size = 0.0
     for path in sorted((one.folder / "final").rglob("*.safetensors")):
         left, right = (

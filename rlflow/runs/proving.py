@@ -1,7 +1,5 @@
-"""The proof of a run before its first iteration.
-
-It is the quick part of `rlflow prove` and changes no weights.
-"""
+"""The proof of a run before its first iteration: the quick part of `rlflow prove`, which changes no
+weights."""
 
 from __future__ import annotations
 
@@ -32,9 +30,9 @@ SHORT = 10  # iterations; in a shorter run a proof is not worth its time
 
 
 def dry_runs(context: RunContext, longest: int = LONGEST) -> DryRuns:
-    """Return the dry runs of a run, with its own engine and plan and the first prompts of its data.
+    """Return the dry runs of a run, with its own engine and plan, on the first prompts of its data.
 
-    The run's own position in the data does not change.
+    The run's own position in the data does not change. ``longest``: maximum sampled tokens of a row.
     """
     prompts = Prompts(context.prompts.data, context.options.seed)
     rows = max(expected_rows(context.plan.graph, 1, "prompts").values())
@@ -51,10 +49,10 @@ def dry_runs(context: RunContext, longest: int = LONGEST) -> DryRuns:
 
 
 def wanted(context: RunContext) -> bool:
-    """True if a run proves itself before it starts.
+    """Return whether a run proves itself before it starts.
 
-    With --prove auto, a run does so unless it is short, uses pools, uses an environment (in which a dry run
-    might have effects), or has a backend without models.
+    With ``--prove auto``, a run does so unless it is short, uses pools, uses an environment (in which a dry
+    run might have effects), or has a backend without models.
     """
     options, engine = context.options, context.engine
     asked = options.prove in ("quick", "strict", "warn")
@@ -64,11 +62,10 @@ def wanted(context: RunContext) -> bool:
 
 
 def quick(context: RunContext) -> list[Claim]:
-    """Check the claims about the run's flow that need no update of weights.
+    """Check the claims about the run's flow that need no update of weights, and return them.
 
-    With --prove strict all of these claims are checked, otherwise as many as the time limit allows.
-
-    Errors in a dry run are raised, unless a stage rejects only the synthetic scores.
+    With ``--prove strict`` all claims are checked, otherwise as many as the time limit allows. An error in a
+    dry run is raised, unless a stage rejects only the synthetic scores.
     """
     began, stage = time.monotonic(), dry_runs(context, QUICK_LONGEST)
     try:
@@ -121,8 +118,9 @@ def unfinished(context: RunContext, why: str) -> Claim:
 def refusal(claims: list[Claim], prove: str) -> PlanError | None:
     """Return the error that stops a run before its first iteration; None if the run may begin.
 
-    With --prove strict, any falsified claim stops the run. Otherwise only a falsified claim with ``ends_run``
-    stops it: the update makes rows with higher scores less likely. With --prove warn, no claim stops it.
+    With ``--prove strict``, any falsified claim stops the run. Otherwise, only a falsified claim with
+    ``ends_run`` stops it: the update makes rows with higher scores less likely. With ``--prove warn``, no
+    claim stops it.
     """
     wrong = [
         claim

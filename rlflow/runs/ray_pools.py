@@ -35,7 +35,7 @@ def on_ray(
 ) -> Runtime:
     """Start the pools that ``--pools`` defines on Ray, load the models there, and return the runtime.
 
-    This takes seconds or minutes; ``note`` is called with progress messages. If this raises PlanError,
+    This takes seconds or minutes, so ``note`` is called with progress messages. If this raises PlanError,
     everything that it started is stopped.
     """
     options, began = placed.options, time.monotonic()
@@ -80,8 +80,8 @@ def _on(placed: PlacedRoles) -> Placement:
 def _forking(placed: PlacedRoles, folder: Path, threads: int) -> str | None:
     """Start the fork server while Ray starts, and return the command that forks workers from it.
 
-    Returns None for accelerators, because a forked process cannot use an accelerator that its parent has
-    looked for.
+    Returns None on accelerators, because a forked process cannot use an accelerator that its parent process
+    has looked for.
     """
     if device_in(placed.options.device) != "cpu":
         return None
@@ -107,7 +107,7 @@ def _room(
 ) -> tuple[launch.Groups, Controllers]:
     """Start or join a Ray cluster, and reserve the ranks of each pool.
 
-    ``changed``: the roles that in-memory checkpoints copy.
+    ``changed``: the roles whose state is in in-memory checkpoints.
     """
     options = placed.options
     address = options.ray_address
@@ -134,7 +134,8 @@ def _room(
 def room_for_commits(roles: Roles, changed: Collection[str], options: Options) -> int:
     """Return the bytes of memory that in-memory checkpoints need.
 
-    Two of them exist at a time: the last one and the next one. Models of unknown size are not counted.
+    There may be two at a time, the last one and the next one. Models of unknown size are not counted.
+    ``changed``: the roles whose state is in in-memory checkpoints.
     """
     if not options.copies_every:
         return 0

@@ -1,7 +1,7 @@
 """The files that a run writes while it runs.
 
-Metrics, samples and a timeline are logs; small files are replaced as a whole. The timeline has the format of
-Chrome trace events.
+Metrics, samples and the timeline are logs, to which lines are appended. Small files are replaced as a whole.
+The timeline has the format of Chrome trace events.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROWS = 100  # row numbers of a queue or rank; nodes that overlap need several ro
 class Timeline:
     """Turns spans into trace events.
 
-    ``pools``: the names of the pools. A queue that belongs to no pool is a queue of this process.
+    ``pools``: the names of the pools. A queue that belongs to no pool is shown as a queue of this process.
     """
 
     def __init__(self, pools: Iterable[str] = ()) -> None:
@@ -48,9 +48,10 @@ class Timeline:
     def events(
         self, iteration: int, spans: Sequence[Span], ranks: Sequence[RankSpan] = ()
     ) -> Iterator[Event]:
-        """Yield an event for each node, and for each rank's part of a node.
+        """Yield a trace event for each node, and for each rank's part of a node.
 
-        The name of a timeline row comes before the first event in it.
+        Before the first event in a row of the timeline, an event with the row's name is yielded. ``spans``:
+        when each node ran. ``ranks``: when each rank worked on a node.
         """
         if self._origin is None:
             self._origin = min(
@@ -78,7 +79,7 @@ class Timeline:
             )
 
     def _of_queue(self, lane: str) -> tuple[str, int, str]:
-        """The pool, number and name of a queue."""
+        """Return the pool, the number and the name of a queue."""
         pool, _, kind = lane.partition(".")
         if pool in self._processes and kind in KINDS:
             return pool, [*KINDS].index(kind), KINDS[kind]
@@ -107,7 +108,7 @@ class Timeline:
         }
 
     def _row(self, first: int, span: Span | RankSpan) -> int:
-        """The first timeline row of a queue that is free when the span starts."""
+        """Return the first row of a queue in the timeline that is free when the span starts."""
         ends = self._ends.setdefault(first, [])
         place = next((place for place, end in enumerate(ends) if end <= span.start + TICK), len(ends))
         ends[place : place + 1] = [span.end]
@@ -139,10 +140,10 @@ FIRST_EVENT = {"name": "process_labels", "ph": "M", "pid": 1, "args": {"labels":
 
 
 class Records:
-    """Writes the files of a run that people and tools read. None of them is needed to resume the run.
+    """Writes the files of a run that people and tools read. None of these files is needed to resume the run.
 
-    A full disk does not end the run. The error is reported once, and lines that do not fit on the disk are
-    kept in memory, up to a limit, and written later.
+    A full disk does not end the run. The error is reported once. Lines that do not fit on the disk are kept
+    in memory, up to a limit, and written later.
     """
 
     def __init__(
@@ -154,10 +155,11 @@ class Records:
         *,
         evaluated: bool = True,
     ) -> None:
-        """``start``: the first iteration; an earlier process's lines for it and later ones are removed.
+        """Open the files of the run in ``folder``.
 
-        ``evaluated``: whether an existing evaluation after ``start`` iterations is kept. ``say``: called with
-        messages. ``pools``: the run's pools.
+        ``start``: the first iteration; lines of this and later iterations from an earlier process are
+        removed. ``say``: called with messages. ``pools``: the run's pools. ``evaluated``: whether a recorded
+        evaluation after ``start`` iterations is kept.
         """
         self.folder, self._say, self._said = folder, say, False
         self.named = keys.FigureNames(keys.read(folder))
@@ -177,13 +179,14 @@ class Records:
         return Log(self.folder / name, self._failing(name), before(start, evaluated, self.named.table))
 
     def back_to(self, iteration: int) -> None:
-        """Remove the lines of an iteration and of later ones, because these iterations are repeated."""
+        """Remove the lines of an iteration and of all later iterations, because these iterations are
+        repeated."""
         for log in (self._metrics, self._samples, self._outcomes, self._traffic):
             log.keep_only(before(iteration, table=self.named.table))
         self._timeline.keep_only(lambda line: of_event(line) < iteration)
 
     def metrics(self, iteration: int, figures: Figures) -> dict[str, float]:
-        """Write a line of metrics. Return the metrics by their names in the file.
+        """Write a line to metrics.jsonl. Return the metrics by their names in the file.
 
         Numbers that are not finite are written as null.
         """
@@ -196,29 +199,28 @@ class Records:
         return values
 
     def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write sampled rows as lines of samples.jsonl.
-
-        The columns of a row are sorted, because their order differs between processes.
-        """
+        """Write rows to samples.jsonl, one per line, with sorted columns, because their order differs between
+        processes."""
         self._samples.add(
             "".join(json.dumps({"iteration": iteration, **dict(sorted(row.items()))}) + "\n" for row in rows)
         )
 
     def account(self, iteration: int, account: RowAccount | None) -> None:
-        """Write the row accounting of an iteration to fates.jsonl."""
+        """Write the row accounting of an iteration to fates.jsonl; None writes nothing."""
         if account is not None:
             self._outcomes.add(json.dumps({"iteration": iteration, **account.as_json()}) + "\n")
 
     def traffic(self, iteration: int, sizes: Mapping[str, int]) -> None:
-        """Write to traffic.jsonl the bytes that moved between processes in an iteration or an evaluation.
+        """Write the bytes that moved between processes in an iteration or an evaluation to traffic.jsonl.
 
-        Without pools nothing is written.
+        ``sizes``: kind of data → bytes. If it is empty, as without pools, nothing is written.
         """
         if sizes:
             self._traffic.add(json.dumps({"iteration": iteration, **sizes}) + "\n")
 
     def timeline(self, iteration: int, outcome: Outcome) -> None:
-        """Write Chrome trace events, one per line. Perfetto and chrome://tracing can open the file."""
+        """Write the trace events of an iteration, one per line. Perfetto and chrome://tracing can open the
+        file."""
         lines = [] if self._events else [f"[{json.dumps(FIRST_EVENT)}\n"]
         lines += [
             f",{json.dumps(event)}\n" for event in self._rows.events(iteration, outcome.spans, outcome.ranks)
@@ -241,7 +243,7 @@ class Records:
         self.whole("answers.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def bounds(self, words: str, values: Mapping[str, Any]) -> None:
-        """Write what limited the speed of the run: bounds.txt for people, bounds.json for tools."""
+        """Write what limited the speed of the run: ``words`` to bounds.txt, and ``values`` to bounds.json."""
         for name, text in (("bounds.txt", words), ("bounds.json", json.dumps(values, indent=1))):
             self.whole(name, f"{text}\n".encode())
 
@@ -255,9 +257,10 @@ class Records:
         self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode(), flush=False)
 
     def whole(self, name: str, data: bytes, anew: bool = False, flush: bool = True) -> None:
-        """Write a small file as a whole if its content changed, or if ``anew`` is true.
+        """Replace a small file if its content has changed, or if ``anew`` is true.
 
-        If the file cannot be written, writing is tried again before each checkpoint.
+        If the file cannot be written, the run tries again before each checkpoint. ``flush``: whether to wait
+        until the file is on the disk.
         """
         if self._written.get(name) == data and not anew:
             return
@@ -270,10 +273,7 @@ class Records:
             self._complain(name, error)
 
     def flush(self) -> None:
-        """Flush all lines to disk. This is done before a checkpoint refers to them.
-
-        Any thread can call this.
-        """
+        """Flush all lines to the disk, before a checkpoint refers to them. Any thread can call this."""
         for name, data in list(self._unwritten.items()):
             self.whole(name, data)
         for log in (self._metrics, self._samples, self._outcomes, self._traffic, self._timeline):
@@ -298,7 +298,8 @@ class Records:
 def before(start: int, evaluated: bool = True, table: Mapping[str, Figure] = MappingProxyType({})) -> Keep:
     """Return a filter that keeps lines of iterations before ``start``, and lines that cannot be parsed.
 
-    ``evaluated``: also keep the evaluation after ``start`` iterations. ``table``: metric name → its figure.
+    ``evaluated``: whether to also keep the evaluation after ``start`` iterations. ``table``: name of a metric
+    → its kind.
     """
 
     def keep(line: bytes) -> bool:
@@ -314,7 +315,7 @@ def before(start: int, evaluated: bool = True, table: Mapping[str, Figure] = Map
 
 
 def nothing(line: bytes) -> bool:
-    """Return False. This filter keeps no line of an earlier process."""
+    """Return False, so that a `Log` with this filter keeps no line of an earlier process."""
     return False
 
 

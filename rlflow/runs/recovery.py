@@ -1,9 +1,8 @@
 """Recovery of a run on pools.
 
-While the run continues, state is copied out of the workers. If a worker dies, its pool is restarted and all
-pools continue from the newest copy.
-
-At most ``--commit-every`` finished iterations are repeated, in addition to the iteration in progress.
+While the run continues, state is copied out of the workers. If a worker dies, its pool is restarted, and all
+pools continue from the newest copy. The run repeats at most ``--commit-every`` finished iterations, and the
+iteration in progress.
 """
 
 from __future__ import annotations
@@ -32,17 +31,20 @@ class Commit(Protocol):
 
     @property
     def queue(self) -> tuple[Mapping[str, Any], Mapping[str, bytes]] | None:
-        """Rows that were sampled ahead of training, as ``Ahead.saved`` returns them; None without them."""
+        """Rows that were sampled ahead of training, as ``Ahead.saved`` returns them; None if there are
+        none."""
 
     @property
     def complete(self) -> bool:
-        """True if all parts of the copy have arrived."""
+        """Whether all parts of the in-memory checkpoint have arrived."""
 
     def settled(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` until the copy is complete. Return whether it is complete."""
+        """Wait up to ``seconds`` until the in-memory checkpoint is complete. Return whether it is
+        complete."""
 
     def then(self, action: Callable[[], object]) -> None:
-        """Call ``action`` each time a part of the copy arrives, possibly in another thread."""
+        """Call ``action`` each time a part of the in-memory checkpoint arrives, possibly in another
+        thread."""
 
 
 class Workers(Protocol):
@@ -52,13 +54,13 @@ class Workers(Protocol):
         """Start to copy the state before an iteration. Return the in-memory checkpoint (a Commit)."""
 
     def death(self, error: BaseException) -> Any:
-        """Return a description of the worker death that caused an error.
+        """Return a description of the worker death that caused ``error``.
 
         Returns None if no worker died, or if the remaining processes cannot be stopped.
         """
 
     def lost(self) -> str | None:
-        """Return why pools can no longer be restarted, as text; None if they can."""
+        """Return the reason, as text, if pools can no longer be restarted; otherwise None."""
 
     def restart(self, death: Any) -> list[str]:
         """Restart the pools of the workers that died. Return the names of these pools."""
@@ -81,7 +83,7 @@ class DriverState(Generic[S]):
 
 @dataclass(frozen=True)
 class RecoveryPoint(Generic[S]):
-    """The state of a run before an iteration."""
+    """A state to which a run can return: the state before an iteration."""
 
     iteration: int
     commit: Commit  # the workers' state
@@ -89,15 +91,15 @@ class RecoveryPoint(Generic[S]):
 
 
 class Recovery(Generic[S]):
-    """Keeps the newest point that a run can return to, and the next point while it is being copied."""
+    """Keeps the newest recovery point of a run, and the next one while its state is being copied."""
 
     def __init__(
         self, workers: Workers | None, every: int, driver: DriverState[S], note: Callable[[str], None]
     ) -> None:
-        """``workers``: None without pools. ``every``: iterations between in-memory checkpoints; 0: no
-        recovery.
+        """Make the recovery of a run.
 
-        ``note``: called with a message for each recovery.
+        ``workers``: the pools, or None for a run in one process. ``every``: iterations between two in-memory
+        checkpoints; 0 turns recovery off. ``note``: called with a message after each recovery.
         """
         self.workers = workers if every else None
         self.every, self.driver, self.note = every, driver, note
@@ -111,9 +113,9 @@ class Recovery(Generic[S]):
     def run(self, offload_plan: Callable[[int], R], first: int) -> R:
         """Run iterations from ``first`` to the end, and recover after each worker death.
 
-        ``offload_plan``: called with the first iteration; after a worker death it is called again with the
-        iteration to restart from. Returns its result. Raises its error if no worker died, or if recovery is
-        impossible.
+        ``offload_plan``: runs all iterations from a given one. After a worker death, it is called again with
+        the iteration to restart from. Returns its result. Raises its error if no worker died, or if recovery
+        is impossible.
         """
         self.commit(first)
         while True:
@@ -125,7 +127,7 @@ class Recovery(Generic[S]):
     def commit(self, iteration: int) -> None:
         """Start to copy the state before an iteration, if a copy is due.
 
-        The previous copy is dropped when the new copy is complete.
+        When the new copy is complete, the previous copy is dropped.
         """
         self.current = iteration
         if self.workers is None:
@@ -142,20 +144,21 @@ class Recovery(Generic[S]):
         commit.then(self._take_next)
 
     def _take_next(self) -> None:
-        """Replace the last point with the next one, if the next one is complete."""
+        """If the in-memory checkpoint in progress is complete, make it the one to recover from."""
         with self._turn:
             if self.next is not None and self.next.commit.complete:
                 self.last, self.next = self.next, None
 
     def newest(self) -> RecoveryPoint[S] | None:
-        """Return the newest complete point, for a run that ends; None if there is none."""
+        """Return the newest complete recovery point, for a run that ends; None if there is none."""
         if self.workers is None:
             return None
         self._settle()
         return self.last
 
     def _settle(self) -> None:
-        """Wait until the next point is complete. If it does not become complete, drop it."""
+        """Wait until the in-memory checkpoint in progress is complete. If it does not become complete, drop
+        it."""
         with self._turn:
             point = self.next
         if point is not None:
@@ -164,7 +167,7 @@ class Recovery(Generic[S]):
             self.next = None
 
     def _go_back(self, error: StageError | RemoteError) -> int:
-        """Recover and return the iteration to restart from.
+        """Recover from a worker death and return the iteration to restart from.
 
         If recovery is impossible, raise the error with the reason.
         """
@@ -182,7 +185,10 @@ class Recovery(Generic[S]):
         raise error if failure is error else with_reason(error, f"not recovered: {failure}")
 
     def _restore(self, workers: Workers, death: Any, error: StageError | RemoteError) -> int:
-        """Restart the workers that died, restore the last point on all workers, and return its iteration."""
+        """Restart the pools of the workers that died, and restore the last recovery point on all pools.
+
+        Returns the iteration of this point.
+        """
         began = time.monotonic()
         pools = workers.restart(death)
         self._settle()
@@ -199,7 +205,11 @@ class Recovery(Generic[S]):
 def recovery_note(
     death: Any, error: StageError | RemoteError, pools: list[str], back: int, under_way: int, seconds: float
 ) -> str:
-    """Return a message that says which worker died, when, and from which iteration the run continues."""
+    """Return a message that says which worker died, when, and from which iteration the run continues.
+
+    ``back``: the iteration to restart from. ``under_way``: the iteration in progress. ``seconds``: duration
+    of the recovery.
+    """
     noticed = (
         f"stage '{error.stage}' of iteration {error.iteration}"
         if isinstance(error, StageError)

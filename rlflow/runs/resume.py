@@ -1,4 +1,4 @@
-"""Resume a run from its newest intact checkpoint, or fork it: start a new run there with other settings."""
+"""Resume a run from its newest intact checkpoint, or fork it: start a new run from it with other settings."""
 
 from __future__ import annotations
 
@@ -73,12 +73,13 @@ PATHS = ("model", "data", "eval", "reward", "env")  # settings, of the run or of
 def resume(
     folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False, begin: bool = False
 ) -> RunResult:
-    """Resume a run, or finish the remaining work if all its iterations are done.
+    """Resume a run. If all its iterations are done, finish the remaining work.
 
-    ``changes``: new values of flags. ``trust``: execute files that the run names even if ``check_trusted``
-    doubts them; otherwise such files raise PlanError. ``begin``: if the run has no checkpoint yet, start with
-    its first iteration. Raises PlanError if the algorithm, the data, a model folder, a reward or a setting
-    that must stay the same has changed. Raises RunHeld if another process executes the run.
+    ``changes``: new values of flags. ``trust``: whether to execute files that the run names although
+    ``check_trusted`` doubts them. If it is false, such files raise PlanError. ``begin``: whether a run
+    without a checkpoint starts at its first iteration. Raises PlanError if the algorithm, the data, a model
+    folder, a reward, or a setting that must stay the same has changed. Raises RunHeld if another process
+    executes the run.
     """
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
@@ -153,9 +154,8 @@ EVALUATION: dict[str, Any] = {"held_out": 512, "eval": [], "eval_samples": 1}
 
 
 def _same_evaluation(saved: Mapping[str, Any], options: Options) -> bool:
-    """True if a fork evaluates in the same way as its original run, so that run's last evaluation is still
-    valid.
-    """
+    """Return whether a fork evaluates like the original run, so that the original run's last evaluation is
+    still valid."""
     before, now = saved.get("options"), json.loads(json.dumps(dataclasses.asdict(options), default=str))
     return isinstance(before, dict) and all(
         before.get(name, default) == now[name] for name, default in EVALUATION.items()
@@ -201,15 +201,16 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that a run was configured with, including the settings of its flow, by flag."""
+    """Return flag → value of a run's configuration, including the settings of its flow.
+
+    ``saved``: the content of settings.json.
+    """
     return {**saved["values"], **{f"hp.{name}": value for name, value in saved["hp"].items()}}
 
 
 def unchanged_settings(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded settings that ``changes`` does not replace.
-
-    Relative paths in them are changed so that they are valid in the current folder.
-    """
+    """Return the recorded settings that ``changes`` does not replace, with paths that are valid in the
+    current folder."""
     changed = {short(name) for name in changes}
     recorded = {name: value for name, value in recorded_values(saved).items() if short(name) not in changed}
     return anchor_paths(recorded, saved.get("started_in"))
@@ -229,7 +230,8 @@ def prepare_again(
 ) -> RunContext:
     """Prepare a recorded run again, with changes.
 
-    ``saved``: settings.json. ``beside``: the ``folder`` of ``prepare``. Raises FlowError and PlanError.
+    ``saved``: the content of settings.json. ``judge``: as for ``prepare``. ``beside``: the ``folder`` of
+    ``prepare``. Raises FlowError and PlanError.
     """
     flow = load_flow(f"{saved['file']}::{saved['flow']}")
     missing = [name for name in masked_values(saved) if name not in changes]
@@ -258,10 +260,10 @@ def prepare_again(
 def _of_former_backends(
     roles: Sequence[RoleConfig], shared: Iterable[str], changes: Mapping[str, Any]
 ) -> list[str]:
-    """If a change selects another backend, return the flags with settings that the new backends do not have.
+    """Return the flags with settings that the run's new backends do not have; [] if no backend changes.
 
-    Flags among the changes are not returned. ``shared``: names of settings for all roles. The last of
-    ``roles`` stands for all roles without settings of their own, on their default backends.
+    Flags among ``changes`` are not returned. ``shared``: the names of settings for all roles. The last of
+    ``roles`` stands for all roles without settings of their own.
     """
     if not any(flag.rpartition(".")[2] in ("backend", *SIDES) for flag in changes):
         return []
@@ -281,7 +283,7 @@ def _of_former_backends(
 def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
     """Return the settings with relative paths that are valid in the current folder.
 
-    Paths that do not exist here are taken relative to ``start``, the folder where the run was started.
+    A path that does not exist here is taken relative to ``start``, the folder in which the run was started.
     """
     if not isinstance(start, str):
         return dict(recorded)
@@ -308,7 +310,10 @@ def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
 
 
 def _anchored_data(value: Any, start: str) -> Any:
-    """Anchor the path in a data source, which may have a name before it and a weight after it."""
+    """Return a data source with a path that is valid in the current folder.
+
+    The source may have a name before the path and a weight after it.
+    """
     if not isinstance(value, str) or _is_there(os.path.join(start, value)):
         return _anchored(value, start)
     source = parse_source(value)
@@ -329,7 +334,7 @@ def _is_there(path: str) -> bool:
 
 
 def _of_pools(flag: str) -> bool:
-    """True if a flag has an effect only with --pools."""
+    """Return whether a flag has an effect only with ``--pools``."""
     return (
         flag in ("pools", "ray_address", "interface")
         or flag.startswith("pools.")
@@ -345,7 +350,7 @@ def same_run(
     graph: Graph,
     dependencies: Dependencies,
 ) -> Dependencies:
-    """Compare a run with its recorded start. Return its dependencies with all digests that are now known.
+    """Compare a run with its recorded start, and return its dependencies with all digests that are now known.
 
     Raises PlanError if the algorithm or a dependency has changed.
     """
@@ -358,7 +363,7 @@ def same_algorithm(
 ) -> None:
     """Raise PlanError with the differences if the graph differs from the run's recorded graph.
 
-    Deadlines may differ.
+    Deadlines of stages may differ.
     """
     try:
         before = timeless(wire.unpack(durable.read(folder / directory.GRAPH)))
@@ -377,7 +382,7 @@ def same_algorithm(
 def _same_identity(name: str, before: object, now: str) -> None:
     """Raise PlanError if the graph's digest differs from the digest in settings.json.
 
-    The differences cannot be shown, because only the digest is known.
+    The message cannot show the differences, because only the digest is known.
     """
     if before != now:
         raise _changed(
@@ -396,7 +401,7 @@ def _changed(name: str, differences: str) -> PlanError:
 
 
 def timeless(graph: Graph) -> Graph:
-    """Return the graph without deadlines, which may change between starts of a run."""
+    """Return the graph without the deadlines of its nodes, because a resumed run may change them."""
     return dataclasses.replace(graph, nodes=tuple(_timeless(node) for node in graph.nodes))
 
 
@@ -405,9 +410,9 @@ def _timeless(node: Node) -> Node:
 
 
 def newest(folder: Path, reporter: Reporter) -> Loaded:
-    """Return the newest intact checkpoint.
+    """Return the newest intact checkpoint of a run.
 
-    Damaged checkpoints and files that are not part of the checkpoint are reported.
+    Damaged checkpoints, and files that are not part of the checkpoint, are reported.
     """
     loaded = load_latest(folder)
     for path, reason in loaded.rejected:
@@ -418,7 +423,7 @@ def newest(folder: Path, reporter: Reporter) -> Loaded:
 
 
 def restore_checkpoint(loaded: Loaded, context: RunContext, reporter: Reporter) -> RunStart:
-    """Restore the state of a checkpoint in a prepared run. Return the starting point of the run."""
+    """Restore the state of a checkpoint in a prepared run. Return the point to continue from."""
     start = context.executor.queues.do("control", partial(state.restore, context, loaded.snapshot))
     reporter.note(f"resuming from {loaded.path.name}")
     return start
@@ -429,7 +434,7 @@ def _something_left(
 ) -> None:
     """Raise PlanError if the run has finished.
 
-    A run without its final models has not finished, even if it was stopped after its last iteration.
+    If the run was stopped after its last iteration, before it wrote its final models, it has not finished.
     """
     iterations = context.options.iterations
     if start.iteration != iterations or final.finished(folder, iterations, state.trained(context)):

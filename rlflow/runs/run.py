@@ -1,6 +1,6 @@
 """``rlflow.run`` starts a run.
 
-With ``--resume auto`` it resumes the run of that name if the run exists, so a job scheduler can repeat the
+With ``--resume auto``, it resumes the run of that name if the run exists, so a job scheduler can repeat the
 same command.
 """
 
@@ -116,7 +116,7 @@ def _changed(folder: Path, flow: Flow, hp: Any, config: RunConfig) -> dict[str, 
 
 
 def _settings(hp: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The flow's settings as flags, without settings that the run did not record."""
+    """Return the flow's settings as flag → value, without settings that the run did not record."""
     return {
         f"hp.{name}": value
         for name, value in (vars(hp) if hp is not None else {}).items()
@@ -125,12 +125,12 @@ def _settings(hp: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """A value as text, in the same form for flags, configuration files and settings.json."""
+    """Return a value as text, in the same form for flags, configuration files and settings.json."""
     if isinstance(value, list | tuple):
         return json.dumps([_text(each) for each in value])
     return value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
 
 
 def is_done(error: PlanError) -> bool:
-    """True if the error reports that the run has already finished."""
+    """Return whether the error reports that the run has already finished."""
     return error.problems[0].code == "resume-done"

@@ -25,7 +25,7 @@ from rlflow.services.running import Gpus, Services
 def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
     """Return the GPUs of a run's services, and hide these GPUs from the run itself.
 
-    Call this before the run initialises a GPU. Raises PlanError as ``gpu_shares`` does.
+    Call this before the run initialises a GPU. Raises PlanError like ``gpu_shares``.
     """
     shares, left = gpu_shares(declared, options)
     if shares:
@@ -34,7 +34,7 @@ def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
 
 
 def gpu_shares(declared: Sequence[Service], options: Options) -> tuple[Gpus, Sequence[str]]:
-    """Return the GPUs of a run's services, and the GPUs left for the run.
+    """Return the GPUs of each of a run's services, and the GPUs that are left for the run.
 
     Raises PlanError if there are too few GPUs, or if the run joins a running Ray cluster, because Ray assigns
     GPUs itself.
@@ -93,10 +93,10 @@ def services_of(
 
 
 def with_urls(program: Program, urls: Mapping[str, str]) -> Program:
-    """Return the program with ``{NAME}`` of a service replaced with its URL, for stages and losses.
+    """Return the program with each service's URL in place of ``{NAME}``, in the settings of stages and
+    losses.
 
-    ``urls``: name of a service → its URL. The graph keeps the names, so it stays the same if the run is
-    resumed with other ports.
+    ``urls``: name of a service → its URL. The graph keeps the names, so it stays the same if ports change.
     """
     settings = {
         node: {name: in_place(value, urls) for name, value in values.items()}
@@ -106,7 +106,7 @@ def with_urls(program: Program, urls: Mapping[str, str]) -> Program:
 
 
 def settings_with_urls(hp: Any, urls: Mapping[str, str]) -> Any:
-    """Return a flow's settings with ``{NAME}`` replaced with the service's URL, for calls without a graph."""
+    """Return a flow's settings with each service's URL in place of ``{NAME}``, for calls without a graph."""
     changed = (
         {name: in_place(value, urls) for name, value in vars(hp).items()} if urls and hp is not None else {}
     )

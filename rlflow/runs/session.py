@@ -39,7 +39,7 @@ class Interrupted(KeyboardInterrupt):
 def start_run(context: RunContext, reporter: Reporter) -> RunResult:
     """Start a new run in its own folder and return its result.
 
-    Everything that the run starts is stopped at the end, also after an error.
+    At the end, also after an error, everything that the run started is stopped.
     """
     with Lock(new_folder(context)) as lock:
         return continue_run(context, lock.folder, reporter, BEGUN)
@@ -60,7 +60,7 @@ def new_folder(context: RunContext) -> Path:
 
 
 def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: RunStart) -> RunResult:
-    """Continue a run from ``start`` in a folder whose lock this process holds. Return its result.
+    """Continue a run from ``start``, and return its result. This process must hold the lock of ``folder``.
 
     If all iterations are done, the remaining work is finished. Raises Interrupted, StageError and PlanError.
     """
@@ -225,7 +225,7 @@ def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
 
 
 def clear_leftovers(folder: Path, reporter: Reporter) -> None:
-    """Remove incomplete files that a killed process left in this folder."""
+    """Remove incomplete files that a killed process left in the run's folder."""
     try:
         for where in (folder, folder / final.ANSWERS):
             durable.clear(where)
@@ -252,10 +252,8 @@ def look(run_folder: RunFolder, context: RunContext, records: Records, reporter:
 
 
 def describe(context: RunContext, records: Records) -> None:
-    """Write the files that describe the run if their content has changed.
-
-    For example, a resumed run may have more iterations.
-    """
+    """Write the files that describe the run if their content has changed, for example because of more
+    iterations."""
     for name, data in texts(context).items():
         try:
             same = durable.read(records.folder / name) == data
@@ -266,6 +264,6 @@ def describe(context: RunContext, records: Records) -> None:
 
 
 def identify(context: RunContext, inputs: Dependencies, records: Records, known: identity.Identity) -> None:
-    """Store the run's identity, now that all digests of weights are known."""
+    """Store the run's identity when all digests of weights are known."""
     context.inputs = replace(inputs, identity=known)
     records.whole(identity.FILE, known.encode())

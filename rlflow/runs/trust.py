@@ -1,8 +1,7 @@
 """Decide which files named in a run's settings `rlflow resume` may execute without asking.
 
-Files may be doubtful because the run's folder may belong to another user.
-
-The module also finds the files that a Python file imports, both its own files and those of packages.
+Files may be doubtful because the run's folder may belong to another user. The module also finds the files and
+packages that a Python file imports.
 """
 
 from __future__ import annotations
@@ -41,9 +40,10 @@ class Imports:
 
 
 def imports(file: Path, module: str = "") -> Imports:
-    """Return the imports of a file and of every file that it imports from its own folder.
+    """Return the imports of a file, and of every file that it imports from its own folder.
 
-    If the file is the module ``module`` of a package, the package is used instead of the folder.
+    ``module``: the dotted name of the file's module, if it is in a package. Files of the whole package then
+    count as its own.
     """
     closure, waiting = Imports(), [file]
     root, own = root_of(file, module), module.partition(".")[0]
@@ -65,19 +65,20 @@ def imports(file: Path, module: str = "") -> Imports:
 
 
 def root_of(file: Path, module: str = "") -> Path:
-    """Return the import root of a file: its own folder, or the folder that contains its package."""
+    """Return the folder from which a file's imports start: its own folder, or the folder that contains its
+    package."""
     return file.parents[module.count(".") + (file.name == "__init__.py") if module else 0]
 
 
 def _base(path: Path, root: Path, level: int) -> Path:
-    """The folder in which an imported name is looked up. Leading dots go up from the file's own package."""
+    """Return the folder in which an imported name is looked up. ``level``: the number of leading dots."""
     return path.parents[level - 1] if level else root
 
 
 def _named(path: Path) -> Iterator[tuple[str, int]]:
     """Yield (dotted name, number of leading dots) for each import in a file, also inside functions.
 
-    ``from a import b`` yields a and a.b.
+    ``from a import b`` yields ``a.b``.
     """
     try:
         tree = ast.parse(path.read_bytes())
@@ -92,7 +93,7 @@ def _named(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _inside(name: str, folder: Path) -> Iterator[Path]:
-    """The files of a dotted name below a folder: each package's ``__init__``, and the module.
+    """Yield the files of a dotted name below a folder: each package's ``__init__``, and the module.
 
     The last part of the name may be an attribute instead of a module.
     """
@@ -106,7 +107,7 @@ def _inside(name: str, folder: Path) -> Iterator[Path]:
 
 
 def meaning(file: Path) -> str:
-    """Return a digest of a Python file that ignores comments and layout. Raises OSError."""
+    """Return the sha256 of a Python file, without comments and layout. Raises OSError."""
     data = file.read_bytes()
     # if the file cannot be parsed, its bytes are digested
     with contextlib.suppress(SyntaxError, ValueError, RecursionError):
@@ -139,9 +140,9 @@ def check_trusted(
 ) -> None:
     """Check all files that a resumed run would execute, before anything is executed.
 
-    ``saved``: settings.json. ``values``: the recorded settings that are still used, with paths that are valid
-    in the current folder. Raises PlanError with all doubtful files and commands; if ``trust`` is true, they
-    are only reported.
+    ``saved``: the content of settings.json. ``values``: the recorded settings that are still used, with paths
+    that are valid in the current folder. Raises PlanError with all doubtful files and commands. If ``trust``
+    is true, they are only reported.
     """
     doubts = list(doubted(folder, saved, values))
     if doubts and not trust:
@@ -172,7 +173,7 @@ def doubted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any]) -
 def commands(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the commands of services in the settings.
 
-    `rlflow serve` is excluded, because ``named_files`` yields everything that it executes.
+    `rlflow serve` is omitted, because ``named_files`` yields everything that it executes.
     """
     for name, value in values.items():
         head, _, rest = name.partition(".")
@@ -189,7 +190,7 @@ def commands(values: Mapping[str, Any]) -> Iterator[str]:
 def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the Python files that the settings name.
 
-    Files that rlflow ships, and modules that Python finds without this run, are excluded. Raises PlanError if
+    Files that rlflow ships, and modules that Python finds without this run, are omitted. Raises PlanError if
     a flow or a reward does not exist.
     """
     flow = target(f"{saved['file']}::{saved['flow']}").path.resolve()
@@ -212,7 +213,8 @@ def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator
 
 
 def _module_files(name: str, folder: Path) -> Iterator[Path]:
-    """The files from which Python would import a module; none if Python finds the module without this run.
+    """Yield the files from which Python would import a module; nothing if Python finds the module without
+    this run.
 
     A package is represented by its ``__init__``.
     """
@@ -234,7 +236,7 @@ def _module_files(name: str, folder: Path) -> Iterator[Path]:
 
 
 def _digests(folder: Path, saved: Mapping[str, Any]) -> set[str]:
-    """The digests of Python files that were recorded when the run was started."""
+    """Return the digests of Python files that were recorded when the run was started."""
     try:
         recorded = identity.read(folder)
     except ValueError:
@@ -245,7 +247,7 @@ def _digests(folder: Path, saved: Mapping[str, Any]) -> set[str]:
 
 
 def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str:
-    """The reason not to trust a file; empty if the file may be executed."""
+    """Return the reason not to trust a file; "" if the file may be executed."""
     if file.is_relative_to(run):
         return "it is in the run's own folder, where a run never writes code"
     try:
@@ -270,10 +272,8 @@ def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str
 
 
 def _others(path: Path) -> str:
-    """The reason not to trust a path: users other than this one and root own it or can write to it.
-
-    Empty if there are none.
-    """
+    """Return why a path is not trusted: a user other than this one and root owns it or can write to it; ""
+    otherwise."""
     status = path.stat()
     if status.st_uid not in (0, os.geteuid()):
         return f"it belongs to user {status.st_uid}"
