@@ -1,6 +1,5 @@
-"""The Python API: turn keywords or flags into a configuration, say why its run would be refused, and make role
-objects (``rlflow.roles``).
-"""
+"""The Python API: configurations from keywords or flags, reasons to refuse a run, and role objects
+(``rlflow.roles``)."""
 
 from __future__ import annotations
 
@@ -40,11 +39,12 @@ from rlflow.runs.run_services import gpu_shares, settings_with_urls
 def resolve_config(
     flow: Flow, hp: Any, values: Mapping[str, Any], use_packaged_task: bool = True, fetch: bool = True
 ) -> tuple[RunConfig, Any]:
-    """Return the run's configuration and the flow's settings from keywords or flags.
+    """Return the configuration of a run and the settings of its flow.
 
-    Missing values are taken from the packaged task, unless ``use_packaged_task`` is false. Names on the Hub
-    are pinned to commits, and models are fetched without their weights, unless ``fetch`` is false. rlflow
-    masks secrets among the values in all later output. Raises PlanError for invalid values.
+    ``hp``: the flow's settings as an object or a dict, or None. ``values``: keywords or flags, by name.
+    Values that are not given come from the packaged task, unless ``use_packaged_task`` is false. Names on the
+    Hub are pinned to commits. Models are fetched without their weights, unless ``fetch`` is false. From now
+    on, rlflow masks secrets among the values in all output. Raises PlanError for invalid values.
     """
     if isinstance(hp, Mapping):
         values, hp = {**{f"hp.{name}": value for name, value in hp.items()}, **values}, None
@@ -184,14 +184,14 @@ LIGHT = {"local"}  # backends that need no checks of the placement of their own
 
 
 def refusals(flow: Flow, program: Program, values: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems for which a run of the program would be refused, without data and models.
+    """Return the problems because of which a run of the program would be refused, found without data and
+    models.
 
     `rlflow check` and runs call the same functions.
 
-    ``values``: the flags of the run, by name, with folders in place of models on the Hub. A model folder or
-    GPU that this machine does not have is only a warning. Backends are imported only if the flags name a
-    backend other than ``local``, or set ``--memory``. Raises PlanError if the values are not a valid
-    configuration.
+    ``values``: flag → value, with folders in place of models on the Hub. If this machine lacks a model folder
+    or a GPU, the problem is only a warning. Backends are imported only if the flags name a backend other than
+    ``local``, or set ``--memory``. Raises PlanError if the values are not a valid configuration.
     """
     config, _ = resolve_config(flow, None, values, fetch=False)
     decisions = _Decisions(flow, program, config)

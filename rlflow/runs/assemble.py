@@ -1,4 +1,4 @@
-"""Assemble a run from its parts: make its plan, load its models, and start its helpers."""
+"""Assemble a run from its parts: make its plan, load its models, and start its services."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Judge = Callable[[Graph, Dependencies], Dependencies]
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a run has before its plan is made. ``assemble`` makes the run from it."""
+    """The parts of a run that are known before its plan is made. ``assemble`` makes the run from them."""
 
     program: Program
     placed: PlacedRoles
@@ -74,12 +74,12 @@ class RunParts:
 
     @property
     def specs(self) -> Specs:
-        """Role → environment."""
+        """Role → its environment."""
         return self.traced_with.environments
 
 
 def assemble(parts: RunParts) -> RunContext:
-    """Make the plan of a run, load its models, and return the run.
+    """Make the plan of a run, load its models, and return everything that the run needs.
 
     Raises PlanError, and the judge's errors.
     """
@@ -132,20 +132,20 @@ def assemble(parts: RunParts) -> RunContext:
 
 @dataclass(frozen=True)
 class _Started:
-    """The parts of a run that are running, and end together."""
+    """The parts of a run that are running and that end together."""
 
     rewards: bound.Rewards
     environments: Environments
     runtime: Runtime
 
     def on_output(self, on_output: Callable[[bytes], object]) -> None:
-        """Pass everything that rewards and environments print to ``on_output``."""
+        """Pass all output of reward and environment processes to ``on_output``."""
         self.rewards.on_output(on_output)
         self.environments.on_output(on_output)
         self.runtime.engine.on_output(on_output)
 
     def stop(self) -> None:
-        """Stop everything."""
+        """Stop the rewards, the environments, and the engine with its queues and pools."""
         self.rewards.close()  # closed first, because a queue may be waiting for a score
         self.environments.close()
         self.runtime.close()
@@ -212,7 +212,7 @@ def _evaluation(
 
 
 def _depends_on(parts: RunParts, placed: PlacedRoles) -> Dependencies:
-    """Find everything that the run's numbers depend on, besides its settings and its graph."""
+    """Return everything that the run's numbers depend on, other than its settings and its graph."""
     program = parts.program
     rewards = named_rewards([use.name for use in program.graph.roles if use.rewards], placed.rewards)
     sources = Sources(

@@ -132,7 +132,7 @@ def _data_name(data: Dataset) -> str:
 
 
 def commits(data: Dataset) -> list[Dataset]:
-    """Return the sources of a data set that come from the Hub."""
+    """Return the sources of a data set that come from the Hub, pinned to a commit."""
     return [each for each in (data, *data.parts.values()) if each.commit]
 
 

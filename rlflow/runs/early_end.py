@@ -1,6 +1,6 @@
-"""How a run ends early: the state that it saves, and the error that says how to go on.
+"""The early end of a run: the state that it still saves, and the error that says how to resume it.
 
-If the run's folder cannot store the state, it is saved in another folder, so that the training is not lost.
+If the run's folder cannot store the state, the state is saved in another folder, so that no training is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRACEBACK = "traceback.txt"  # file with the traceback of the exception that end
 
 @dataclass(frozen=True)
 class EarlyEnd:
-    """What a run saves and says if it ends before its last iteration."""
+    """Saves what is left of a run that ends before its last iteration, and says how to resume it."""
 
     run_folder: RunFolder
     start: RunStart
@@ -42,15 +42,15 @@ class EarlyEnd:
     note: Callable[[str], object]
 
     def stopped(self, at_once: bool = False) -> str:
-        """Return a text for the end of a run that was asked to stop. ``at_once``: as for ``how_to_go_on``."""
+        """Return the message of a run that was stopped on request. ``at_once``: as for ``how_to_go_on``."""
         how = "stopped at once" if at_once else "stopped"
         return f"{how}; {self.how_to_go_on(at_once) or NO_CHECKPOINT}"
 
     def failure(self, raised: BaseException) -> BaseException:
-        """Save what an exception leaves of the run. Return the error that ends the run, with the way to go on.
+        """Save the newest state of a run that an exception ends. Return the error that ends the run.
 
-        An error of a worker outside any stage, for example in an evaluation or a save, is turned into an
-        error of the run.
+        The error also says how to resume the run. An error of a worker outside any stage, for example in an
+        evaluation or a save, becomes a StageError.
         """
         self.loop.rescue()
         engine = self.loop.context.engine
@@ -60,10 +60,10 @@ class EarlyEnd:
         return _failure(raised, engine.iteration, "\n".join(filter(None, then)), self.note)
 
     def how_to_go_on(self, at_once: bool = False) -> str:
-        """Return a text for the end of a run that ended early.
+        """Return the text with which a run ends early: the command that resumes it, and the state that is
+        lost.
 
-        It has the command that resumes the run, and names the state that is lost. It is empty if nothing is
-        saved and nothing is lost. ``at_once``: do not try to save anything more.
+        Returns "" if nothing is saved and nothing is lost. ``at_once``: do not try to save anything more.
         """
         self.writer.wait(600.0)
         unsaved, place = self.unsaved() if self.writer.missed and not at_once else (self.loop.lost, None)
@@ -81,10 +81,9 @@ class EarlyEnd:
         return "; ".join(parts)
 
     def unsaved(self) -> tuple[str, Path | None]:
-        """Try to save the newest state in another folder.
+        """Try to save the newest state in another folder, because the run's folder could not store it.
 
-        Returns a text that says why the run's folder could not store the state, and the new run folder, or
-        None.
+        Returns a text with the reason and the result, and the new run folder, or None if the state is lost.
         """
         place = save_elsewhere(self.loop, self.run_folder.path, self.writer.missed)
         where = (

@@ -1,7 +1,7 @@
-"""The results of a run: its trained models as Hugging Face folders, answers of evaluations as JSON, and the
-summary that it prints.
+"""The results of a run: its trained models as Hugging Face folders, the answers of evaluations, and a
+summary.
 
-A folder or file appears complete or not at all.
+Each folder or file appears only when it is complete.
 """
 
 from __future__ import annotations

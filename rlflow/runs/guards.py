@@ -36,7 +36,7 @@ from rlflow.training.metrics import MERGE_ROUNDING
 class Guard:
     """Decides after each iteration whether the run must stop.
 
-    ``reasons`` returns the first reason for each cause of missing rewards.
+    ``reasons``: returns the first reason for each cause of missing rewards.
     """
 
     def __init__(self, options: Options, reasons: Callable[[], Mapping[Cause, Reason]]) -> None:

@@ -321,8 +321,8 @@ class Loop:
     ) -> None:
         """Record and report an iteration that took ``seconds``.
 
-        ``checked``: the figures of the weight check before it. Raises StageError if the run must not
-        continue.
+        ``checked``: the metrics of the weight check before the iteration. Raises StageError if the run must
+        not continue.
         """
         figures = self._figures(outcome, checked, seconds)
         samples = [
@@ -353,7 +353,10 @@ class Loop:
     def _figures(
         self, outcome: Outcome, checked: Mapping[Figure, float], seconds: float
     ) -> dict[Figure, float]:
-        """Return all figures of an iteration."""
+        """Return all metrics of an iteration that took ``seconds``.
+
+        ``checked``: the metrics of the weight check before the iteration.
+        """
         health, graph = outcome.summary.health, self.context.plan.graph
         return {
             **without_funnel(health),

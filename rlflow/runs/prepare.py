@@ -130,7 +130,7 @@ def prepare(
 
 
 def _refuse_in_worker() -> None:
-    """Raise PlanError in a process that scores rows."""
+    """Raise PlanError if this process is a reward process, in which no run may start."""
     if in_worker():
         raise PlanError.of(
             "run-in-worker",
@@ -195,7 +195,10 @@ def _records(
     note: Callable[[str], None],
     begun: bool,
 ) -> tuple[Prompts, HeldOut]:
-    """Return the prompts to train on, and the records that the run does not train on. Raises PlanError."""
+    """Return the cursor over the training records, and the records that the run does not train on.
+
+    Raises PlanError for records that a model cannot take.
+    """
     options, tools = config.options, with_tools_of(specs)
     data = replace(data, numbered=reads_prompt_id(graph), encoder=with_tools(data, tools))
     opened = partial(
@@ -274,14 +277,15 @@ def rotated_rows(
 
 
 def local_data(written: Iterable[str]) -> Iterator[str]:
-    """Yield a line for each local path that is read although it has the form of a name on the Hub."""
+    """Yield a line for each local path in ``written`` that could also be a name on the Hub. The local path is
+    read."""
     for source in parse_sources(tuple(written)):
         if local_instead(source.path):
             yield f"data: the local path {source.path} is read, not a data set on the Hub ({source.path}@main)"
 
 
 def reward_folders(written: Iterable[str]) -> dict[str, Path]:
-    """Return the folders of the reward models among the rewards of a run, by the reward's name."""
+    """Return name → model folder, for each reward in ``written`` that is a model."""
     return {spec.name: Path(spec.path) for spec in map(parse_reward, written) if spec.kind == "model"}
 
 

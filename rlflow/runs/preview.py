@@ -183,10 +183,10 @@ def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folde
 
 
 def _verdict(flow: Flow, first: str | None, apart: float, equally_stale: bool, number: str) -> Claim:
-    """Return the claim that two runs are equal.
+    """Return the claim that two runs of a flow are equal.
 
-    ``first``: their first difference. ``apart``: the relative distance of their weights. ``number``: this
-    distance as text.
+    ``first``: the first difference, or None. ``apart``: the relative distance between their weights.
+    ``equally_stale``: whether both have the same staleness. ``number``: the distance as text.
     """
     if first is None and apart == 0:
         return judged(

@@ -329,7 +329,7 @@ def _anchored(value: Any, start: str) -> Any:
 
 
 def _is_there(path: str) -> bool:
-    """True if a path exists, or a pattern such as data/*.jsonl matches a file."""
+    """Return whether a path exists, or a pattern such as data/*.jsonl matches a file."""
     return os.path.exists(path) or (has_magic(path) and bool(glob(path, recursive=True)))
 
 

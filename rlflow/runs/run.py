@@ -56,12 +56,11 @@ def start_or_resume(
     reporter: Reporter,
     start: Callable[[], RunResult],
 ) -> RunResult:
-    """Call ``start``, or with ``--resume auto`` resume the run of that name if the run exists.
+    """Call ``start``; or with ``--resume auto``, resume the run of that name if it exists.
 
-    If that run has no checkpoint yet, it starts with its first iteration.
-
-    Raises the errors of ``start`` and ``resume``. These include RunHeld
-    if another process executes the run, and PlanError with the code resume-done if the run has finished.
+    If that run has no checkpoint yet, it starts at its first iteration. Raises the errors of ``start`` and
+    ``resume``: among others, RunHeld if another process executes the run, and PlanError with the code
+    resume-done if the run has finished.
     """
     options = config.options
     if options.resume is None or options.name is None:
@@ -78,7 +77,7 @@ def start_or_resume(
 
 
 def _changed(folder: Path, flow: Flow, hp: Any, config: RunConfig) -> dict[str, Any]:
-    """Return the given flags whose values differ from those of the run in the folder.
+    """Return the given flags whose values differ from those of the run in ``folder``.
 
     If a name on the Hub is given without a commit, the recorded commit is kept.
 

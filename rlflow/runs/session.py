@@ -178,7 +178,7 @@ def _run(
     reader: DigestReader,
     loop: Loop,
 ) -> RunResult:
-    """Describe the run in its folder, prove it if it is new, and run all iterations."""
+    """Write the files that describe the run, prove the run if it is new, and run all iterations."""
     describe(context, records)
     reader.start()
     context.on_output(records.rewards.on_output)
