@@ -178,7 +178,7 @@ class FlowClaims(ScoreClaims):
         yield from self._given_direction(update, push)
 
     def _given_direction(self, update: RecordedUpdate, push: Direction) -> Iterator[Claim]:
-        """Check the direction of responses that the data give."""
+        """Check the claim that responses from the data, or chosen responses of pairs, become more likely."""
         batch = update.batch
         if update.loss.rows == "group" and self.given(update):  # pairs, with the chosen response first
             rows = push.main.double().sum(1) if push.main.dim() == 2 else push.main.double()

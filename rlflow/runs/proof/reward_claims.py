@@ -22,8 +22,8 @@ def reward_claims(
 ) -> Iterator[Claim]:
     """Yield a claim for each reward call of a dry run. Each call is made three times.
 
-    Each reward is called three times. ``scoring``: the scores for the updates of the dry run; None: the
-    rewards' scores. ``reasons``: returns the first reason for each cause of missing scores.
+    ``scoring``: gives the scores that the dry run's updates learn from; if None, the rewards give these
+    scores. ``reasons``: returns the first reason for each cause of missing scores.
     """
     for rows in stage.dry_run_once(scoring, asks=True).judged:
         call = stage.plan.graph.by_name.get(rows.node)
@@ -35,8 +35,8 @@ def of_rows(
 ) -> Claim:
     """Return the claim that the scores in ``rows`` do not change when the rows are shuffled.
 
-    It can be falsified because a function that scores several rows in one call may return the scores in the
-    wrong order. ``reasons``: the first reason for each cause of missing scores.
+    The claim is falsified, for example, if a reward function scores several rows in one call and returns the
+    scores in the wrong order. ``reasons``: the first reason for each cause of missing scores.
     """
     count, known = len(rows.once), rows.once[~rows.once.isnan()]
     causes = "".join(f"; {cause}: {' '.join(str(why).split())}" for cause, why in (reasons or {}).items())

@@ -1,4 +1,5 @@
-"""Claims that scores reach the gradient, in the right direction and at the right rows, checked in dry runs."""
+"""Claims that scores reach the gradient, in the right direction and at the right rows, checked in dry
+runs."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ ROUNDING = 1e-4  # relative rounding error of a gradient in float32
 
 @dataclass
 class ScoreClaims:
-    """Checks in dry runs what a flow learns from its scores."""
+    """Checks the claims about what a flow learns from its scores, in dry runs."""
 
     stage: DryRuns
 
@@ -57,12 +58,13 @@ class ScoreClaims:
 
     @property
     def base(self) -> DryRunRecord:
-        """The first dry run."""
+        """The record of the first dry run."""
         return self._base
 
     @cached_property
     def players(self) -> set[str]:
-        """The names of the trained roles that sample; if none samples, of all trained roles."""
+        """The names of the trained roles that sample; if no trained role samples, the names of all trained
+        roles."""
         trained = {use.name for use in self.graph.roles if use.trained}
         return {use.name for use in self.graph.roles if use.trained and use.generates} or trained
 
@@ -72,7 +74,8 @@ class ScoreClaims:
         return call.place if call else None
 
     def new(self, update: RecordedUpdate) -> New:
-        """Return the model's outputs for the rows of an update. The run's own trainer computes them."""
+        """Return the outputs of the role's model for the rows of an update, computed by the run's own
+        trainer."""
         key = (update.role, tuple(keys(update.batch)))
         if key not in self._news:
             want = tuple(update.loss.new)
@@ -86,7 +89,7 @@ class ScoreClaims:
         return self._news[key]
 
     def directions(self, record: DryRunRecord) -> dict[str, Direction]:
-        """Return the gradient direction of each update of a dry run, by node.
+        """Return the gradient direction of each update of a dry run, as node → direction.
 
         Updates without trainable rows are omitted.
         """
@@ -94,7 +97,7 @@ class ScoreClaims:
         return {update.node: pushed(update, self.new(update)) for update in updates if len(update.batch)}
 
     def unrehearsed(self) -> Iterator[Claim]:
-        """Yield claims about the parts of an iteration that the dry run did not reach."""
+        """Yield an unproved claim if the dry run did not reach all parts of an iteration."""
         if (impure := self.stage.impure) is not None:
             yield Claim(
                 "rehearsed",
@@ -113,10 +116,10 @@ class ScoreClaims:
             )
 
     def rewarded(self, node: str, own: dict[str, Direction]) -> tuple[list[Claim], list[Iterator[Claim]]]:
-        """Check that different scores of one reward call give a different gradient, towards higher scores.
+        """Check that different scores of the reward ``node`` give different gradients, towards higher scores.
 
-        Returns these claims, and iterators over claims that need more dry runs. The latter check that new
-        scores for some rows change the gradient of these rows most.
+        ``own``: the gradient directions of the first dry run. Returns these claims, and iterators over claims
+        that need further dry runs: if some rows get new scores, the gradient must change most at these rows.
         """
         if sum(len(rows.scores) for rows in self.base.scored if rows.node == node) < 2:
             return [
@@ -141,10 +144,12 @@ class ScoreClaims:
     def rescaled(
         self, node: str, own: dict[str, Direction]
     ) -> tuple[list[tuple[DryRunRecord, dict[str, Direction]]], float, dict[str, float]]:
-        """Execute dry runs with different scores of one reward call, times the first of FACTORS with an effect.
+        """Execute dry runs with different scores of the reward ``node``, times the first factor in FACTORS
+        that has an effect.
 
-        Returns the dry runs, the factor, and the largest difference of the gradient of each update. If no
-        factor has an effect, the last one is returned.
+        ``own``: the gradient directions of the first dry run. Returns the dry runs, the factor, and for each
+        update the largest distance between its gradient directions. If no factor has an effect, the results
+        are for the last factor.
         """
         for factor in FACTORS:
             runs = [
@@ -158,9 +163,10 @@ class ScoreClaims:
         return runs, factor, apart
 
     def reaches(self, node: str, factor: float, most: float) -> Claim:
-        """Return the claim that different scores of one reward call give a different update.
+        """Return the claim that different scores of the reward ``node`` give different updates.
 
-        ``most``: by how much gradients differ. ``factor``: the factor of these scores.
+        ``factor``: the scores were multiplied by it. ``most``: the largest relative distance between gradient
+        directions.
         """
         number = (
             f"{self.sets} sets of scores{_times(factor)}; gradients differ by up to {most:.3g} of their size"
@@ -181,15 +187,17 @@ class ScoreClaims:
         )
 
     def pushed_by(self, scoring: Scoring, factor: float) -> tuple[DryRunRecord, dict[str, Direction]]:
-        """Execute a dry run with scores times ``factor``. Return its record and its gradient directions."""
+        """Execute a dry run with the scores of ``scoring`` times ``factor``. Return its record and its
+        gradient directions."""
         record = self.stage.dry_run_once(stretched(scoring, factor))
         return record, self.directions(record)
 
     def apart(self, runs: list[dict[str, Direction]]) -> dict[str, float]:
-        """Return how much the gradient direction of each update differs between dry runs.
+        """Return, for each update, the largest distance between its gradient directions in the first and any
+        other dry run.
 
-        The value is the largest distance between the first dry run and the others. Only updates of roles that
-        sample are included.
+        ``runs``: the gradient directions of each dry run. Only updates of `players` are included. The
+        distance is infinite if a dry run does not have the update.
         """
         own, others = runs[0], runs[1:]
         learning = {name: push for name, push in own.items() if self.graph.by_name[name].role in self.players}
@@ -200,14 +208,17 @@ class ScoreClaims:
         return far | {name: float("inf") for name in learning if any(name not in other for other in others)}
 
     def waived(self) -> str:
-        """The reason that a loss declares for learning without a reward; empty if it declares none."""
+        """Return the reason that a loss declares for learning without a reward (``unrewarded=``); "" if there
+        is none."""
         losses = (term.loss for one in self.base.updates for term in one.terms)
         return next((loss.unrewarded for loss in losses if loss.unrewarded), "")
 
     def direction(self, node: str, name: str, runs: list[tuple[DryRunRecord, Direction]]) -> Claim | None:
-        """Check that higher scores make rows more likely.
+        """Return the claim that the update ``name`` makes rows with higher scores of the reward ``node`` more
+        likely.
 
-        Returns None if the update does not learn from the scored rows.
+        ``runs``: the record and the gradient direction of dry runs with different scores. Returns None if the
+        update does not learn from the scored rows.
         """
         update = next(update for update in self.base.updates if update.node == name)
         scored = [row for row in self.base.scored if row.node == node]
@@ -241,10 +252,11 @@ class ScoreClaims:
     def locality(
         self, node: str, name: str, base: tuple[DryRunRecord, Direction], factor: float
     ) -> Iterator[Claim]:
-        """Check that scores act locally.
+        """Check that new scores for some rows change the gradient of these rows most.
 
-        The scores of one group, or of two rows without groups, are changed; the gradient must change most at
-        these rows.
+        The new scores are for the rows of one group, or for two rows if there are no groups. ``base``: the
+        record and the gradient direction of the update ``name`` before the change. ``factor``: multiplies the
+        scores.
         """
         axes = [rows.batch.axis for rows in base[0].scored if rows.node == node]
         own = {place for axis in axes for place in axis.keys[_first(axis), 0].tolist()}
@@ -281,15 +293,13 @@ class ScoreClaims:
 
 
 def _times(factor: float) -> str:
-    """The range of the synthetic scores as text; empty if it is 0 to 1."""
+    """Return the range of the synthetic scores as text; "" if the range is 0 to 1."""
     return "" if factor == 1 else f" from 0 to {factor:g}"
 
 
 def _about(update: RecordedUpdate, scored: list[ScoredRows]) -> bool:
-    """True if an update learns from the scored rows themselves.
-
-    False if it learns only from other rows of the same prompts.
-    """
+    """Return whether an update learns from the scored rows themselves, and not only from other rows of their
+    prompts."""
     axis = update.batch.axis
     if any(step.step != "taken" for step in axis.line):
         return any(axis.took_from(rows.batch.axis) for rows in scored)
@@ -302,9 +312,9 @@ Change = tuple[dict[RowId, float], dict[RowId, float]]
 
 
 def _summed(calls: Iterable[tuple[Batch, Tensor]], width: int) -> dict[RowId, float]:
-    """The sum of the values of each row over several calls, each with a batch and its values [rows].
+    """Return the sum of the values of each row over several calls, each a batch and its values [rows].
 
-    ``width``: how many numbers of a row's path to compare.
+    Rows are the same if their tokens and the first ``width`` numbers of their paths are equal.
     """
     sums: dict[RowId, float] = {}
     for batch, values in calls:
@@ -317,13 +327,11 @@ def _summed(calls: Iterable[tuple[Batch, Tensor]], width: int) -> dict[RowId, fl
 def _change(
     node: str, one: tuple[DryRunRecord, Direction], other: tuple[DryRunRecord, Direction]
 ) -> Change | None:
-    """The change of scores and of gradient directions between two dry runs, by row.
+    """Return how the scores of ``node`` and the gradient directions change between two dry runs, by row.
 
-    A trained row is the scored row with the same tokens and the same path, as far as both paths go. Tokens
-    alone are not enough: a sharp model gives many samples of a prompt the same tokens, but each has its own
-    score.
-
-    None if no row was both trained on and scored in both dry runs.
+    A trained row and a scored row are the same row if they have the same tokens and the same path. Tokens
+    alone are not enough, because a model may sample equal responses for several rows that get different
+    scores. Returns None if no row was both trained on and scored in both dry runs.
     """
     scored = [
         [(rows.batch, rows.scores) for rows in record.scored if rows.node == node]
@@ -343,31 +351,29 @@ def _change(
 
 
 def _correlation(changes: list[Change]) -> float:
-    """The correlation between changes of scores and changes of gradient directions.
-
-    It is computed over all rows and all sets of scores.
-    """
+    """Return the correlation between changes of scores and changes of gradient directions, over all rows and
+    changes."""
     scores = torch.tensor([value for score, _ in changes for value in score.values()], dtype=torch.float64)
     directions = torch.tensor([push[row] for score, push in changes for row in score], dtype=torch.float64)
     return float(torch.nn.functional.cosine_similarity(scores, directions, 0))
 
 
 def _direction_by_place(push: Direction) -> dict[tuple[int, ...], float]:
-    """The gradient direction of each row, by the row's path.
-
-    The path begins with the position in the data.
-    """
+    """Return row path → gradient direction of the row. The path begins with the row's position in the
+    data."""
     return dict(zip(map(tuple, push.rows.axis.keys.tolist()), push.of_rows.tolist(), strict=True))
 
 
 def _first(axis: Axis) -> Tensor:
-    """bool [rows]: the rows of the first group, or the first two rows if each group has one row."""
+    """Return bool [rows]: True for the rows of the first group, or for the first two rows if groups have one
+    row each."""
     grouped = axis.grouped and axis.groups < len(axis)
     return axis.slots == 0 if grouped else torch.arange(len(axis)) < 2
 
 
 def _first_reversed(node: str) -> Scoring:
-    """The scores of the first dry run, except that the scores of the first group's rows are in reverse order."""
+    """Return a scoring function like that of the first dry run, with the first group's scores of ``node``
+    reversed."""
     same = uneven(0)
 
     def scores(name: str, axis: Axis) -> Tensor:
