@@ -10,6 +10,7 @@ import ast
 import keyword
 import os
 import re
+import sys
 from pathlib import Path
 
 from rlflow import algorithms
@@ -220,7 +221,8 @@ def import_settings(project: str, file: Path, out: Path) -> int:
     """Write a configuration file from another project's script or configuration, and report the result for
     each key.
 
-    If a key changes the mathematics and has no counterpart, writes nothing and raises PlanError.
+    A key that changes the mathematics and has no counterpart becomes a comment in the file, with a warning.
+    Writes nothing and raises PlanError if a value cannot be read, or if rlflow has no such algorithm.
     """
     from rlflow.cli.importers import openrlhf, verl
 
@@ -235,9 +237,14 @@ def import_settings(project: str, file: Path, out: Path) -> int:
             remedy="docs/moving.md lists the names of other projects' settings in rlflow",
         )
     _check_out(file, out)
-    settings = projects[project].imported(projects[project].read(_text(file), str(file)))
+    text = _text(file)
+    settings = projects[project].imported(projects[project].read(text, str(file)))
     print(printable("\n".join(settings.report())))
-    PlanError.refuse(settings.refusals(str(file)))
+    problems = [*settings.problems(str(file)), *filter(None, [settings.keys.unknown_release(text)])]
+    if any(problem.severity == "error" for problem in problems):
+        PlanError.refuse(problems)
+    for warning in problems:
+        print(printable(str(warning)), file=sys.stderr)
     durable.replace(out, settings.toml(str(out)).encode())
     print(f"wrote {printable(str(out))}: rlflow run {settings.flow} --config {printable(str(out))}")
     return 0

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from importlib import metadata
 from typing import Annotated, Any
 
 from annotated_types import Ge, Len, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rlflow.cli.importers.script import unresolved
-from rlflow.errors import Problem, printable
+from rlflow.errors import Problem, listed, printable
 
 # the name of a model on the Hugging Face hub; rlflow does not load models from the hub
 PATHS = ("data", "eval", "model", "reward")  # last parts of the flags whose values are files
@@ -35,6 +37,29 @@ class Keys:
     meaningless: tuple[str, ...]
     # expected types of some keys with a counterpart, if they differ from the type of the default
     kinds: Mapping[str, Any] = field(default_factory=dict)
+    earlier: tuple[str, ...] = ()  # further releases whose keys are known, in addition to ``release``
+
+    def unknown_release(self, text: str) -> Problem | None:
+        """Return a warning if a text names a release of the project whose keys are not known.
+
+        A text names a release like a requirement of pip: ``trl==1.16.0``, ``openrlhf[vllm]>=0.8``. Without such a
+        name, the installed release of the project counts.
+        """
+        named = re.search(
+            rf"\b{self.project}(?:\[[\w, ]*\])?\s*[=~>]=\s*v?(\d+(?:\.\d+)*)", text, re.IGNORECASE
+        )
+        release = named[1] if named else _installed(self.project)
+        known = (self.release, *self.earlier)
+        if not release or any(release == each or each.startswith(f"{release}.") for each in known):
+            return None
+        return Problem(
+            "import-release",
+            f"the keys of {self.project} {release} may differ from the keys that rlflow knows",
+            found=f"{self.project} {release}, {'named in the file' if named else 'installed'}",
+            expected=f"{self.project} {listed(known)}",
+            remedy="compare each line of the report with that release's documentation",
+            severity="warning",
+        )
 
     def lists(self, key: str) -> list[str]:
         """Return which of the lists "taken", "unsupported" and "meaningless" contain a key.
@@ -160,10 +185,11 @@ class Imported:
         reported = {*self.counterparts, *self.unsupported, *self.differs, *self.wrong}
         return [key for key in self.source if key not in reported]
 
-    def refusals(self, file: str) -> list[Problem]:
+    def problems(self, file: str) -> list[Problem]:
         """Return a problem for each key with an invalid value, and for each unsupported key.
 
-        ``file``: the name of the imported file, for the messages.
+        An unsupported key is a warning if there is an algorithm for the other keys. ``file``: the name of the
+        imported file, for the messages.
         """
         return [
             *(
@@ -182,12 +208,17 @@ class Imported:
                     f"{file}: {key} = {self._shown(key)} is not supported",
                     found=why,
                     expected=f"settings of {self.keys.project} that rlflow also has",
-                    remedy=f"remove {key}, or write the step into an algorithm of your own: rlflow new NAME "
-                    f"--from {self.flow or 'grpo'}",
+                    remedy=f"remove {key}, or {self._own_step}",
+                    severity="warning" if self.flow else "error",
                 )
                 for key, why in self.unsupported.items()
             ),
         ]
+
+    @property
+    def _own_step(self) -> str:
+        """What to do about a key without a counterpart."""
+        return f"write the step into an algorithm of your own: rlflow new NAME --from {self.flow or 'grpo'}"
 
     def _shown(self, key: str) -> str:
         return _short(repr(self.source[key]))
@@ -217,6 +248,10 @@ class Imported:
             f"# rlflow run {self.flow} --config {out}",
             f"# from settings of {self.keys.project} {self.keys.release}",
         ]
+        lines += [
+            f"# not supported: {key} = {self._shown(key)}: {why}; {self._own_step}"
+            for key, why in self.unsupported.items()
+        ]
         lines += [f"# differs: {key}: {how}" for key, how in self.differs.items()] + [
             f"# by hand: {line}" for line in self.by_hand
         ]
@@ -230,6 +265,14 @@ class Imported:
         for table, rows in tables.items():
             lines += (["", f"[{table}]"] if table else []) + rows
         return "\n".join(lines) + "\n"
+
+
+def _installed(project: str) -> str:
+    """Return the release of an installed project; empty if it is not installed."""
+    try:
+        return metadata.version(project.lower())
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def expand_home(flag: str, value: Any) -> Any:

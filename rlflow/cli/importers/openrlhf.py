@@ -181,7 +181,7 @@ KINDS: dict[str, Any] = {
         ("algo.advantage.lambd", "algo.advantage.gamma", "reward.overlong_penalty_factor"), float
     ),
 }
-KEYS = Keys("OpenRLHF", "0.11.2", DEFAULTS, NEUTRAL, MEANINGLESS, KINDS)
+KEYS = Keys("OpenRLHF", "0.11.2", DEFAULTS, NEUTRAL, MEANINGLESS, KINDS, ("0.10.1",))
 PROGRAMS = ("openrlhf.cli.train_ppo_ray",)
 FLOWS = {
     "gae": "ppo",

@@ -1,6 +1,7 @@
 """The imported configuration as a file: each key has one outcome, and the file has one table per section."""
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,35 @@ def test_a_foreign_default_without_a_counterpart_is_a_difference():
     settings.refuse("a.form", "there is one form")
     assert (settings.differs, settings.unsupported) == ({"a.form": "there is one form"}, {})
     assert "# differs: a.form: there is one form" in settings.toml("run.toml")
+
+
+def test_an_unsupported_key_is_a_comment_with_a_remedy():
+    settings = imported(a__noise=0.1)
+    assert "# not supported: a.noise = 0.1: rlflow has no counterpart; write" in settings.toml("r")
+    (problem,) = settings.problems("run.sh")
+    assert problem.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("pip install other==1.0", None),
+        ("pip install other==0.9", None),
+        ('dependencies = ["other>=1"]', None),
+        ("other[vllm]~=2.3", "other 2.3, named in the file"),
+        ("another==2.0", None),
+        ("", None),
+    ],
+)
+def test_an_unknown_release_is_reported(text, found):
+    problem = replace(KEYS, earlier=("0.9",)).unknown_release(text)
+    assert (problem and problem.found) == found
+    assert not problem or problem.expected == "other 1.0, 0.9"
+
+
+def test_an_installed_release_is_reported():
+    assert Keys("pytest", pytest.__version__, {}, {}, ()).unknown_release("") is None
+    assert Keys("pytest", "1.0", {}, {}, ()).unknown_release("").found.endswith(", installed")
 
 
 def test_the_file_is_toml_with_tables_of_flags(monkeypatch):
