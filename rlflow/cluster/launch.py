@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -26,7 +25,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from rlflow.cluster import token
+from rlflow.cluster import ray_private, token
 from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.health.monitor import Newcomers, WatchedWorker, end
 from rlflow.cluster.lean import WorkerStart
@@ -120,7 +119,7 @@ def start(
         "namespace": f"rlflow-{secrets.token_hex(4)}",
     }
     try:
-        _quieten()
+        ray_private.print_no_logs()  # the health monitor reports the death of a process
         if address is not None:
             return _join(address, seconds, insecure, quiet)
         return _start_here(
@@ -229,23 +228,12 @@ def _on_loopback() -> Iterator[None]:
     this context, it would listen on all addresses of the machine, except on systems on which Ray cannot use
     several machines.
     """
-    constants = sys.modules["ray._private.ray_constants"]
-    before = getattr(constants, "ENABLE_RAY_CLUSTER", True)
-    constants.ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
+    before = ray_private.listens_on_all_addresses()
+    ray_private.listen_on_all_addresses(False)
     try:
         yield
     finally:
-        constants.ENABLE_RAY_CLUSTER = before  # type: ignore[attr-defined]
-
-
-def _quieten() -> None:
-    """Keep Ray from printing long logs when one of its processes dies.
-
-    The health monitor reports the death.
-    """
-    module = sys.modules.get("ray._private.worker")
-    if hasattr(module, "print_to_stdstream"):  # in other versions of Ray, the logs are printed
-        module.print_to_stdstream = lambda *words, **more: None  # type: ignore[union-attr]
+        ray_private.listen_on_all_addresses(before)
 
 
 def store_bytes(commits: int) -> int:

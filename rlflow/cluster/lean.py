@@ -4,14 +4,13 @@ The dashboard, the autoscaler, the log monitor and the raylet's two agents are n
 programs with long imports, and Ray would wait for them. The raylet also starts workers with the fork server's
 command, so the workers do not need Ray's runtime-env agent.
 
-All of this uses private parts of Ray. If the installed version of Ray has different parts, Ray starts in its
+All of this uses private parts of Ray (``ray_private``). If the installed version of Ray has different parts, Ray starts in its
 usual way.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import subprocess
 import sys
@@ -20,13 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlflow.cluster import ray_private
+
 RAYLET = "raylet"
 WORKERS, AGENTS = "--python_worker_command=", ("--dashboard_agent_command=", "--runtime_env_agent_command=")
-# ports of the agents; the raylet waits until each port is reported
-PORTS = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")
-NO_PORT = -1  # value that Ray's agents report for a port they do not serve
-# methods of Ray's node that each start a process
-UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
@@ -52,12 +48,12 @@ class WorkerStart:
 
         If the cluster can run without agents, it also starts workers as this object describes.
         """
-        services, node = sys.modules["ray._private.services"], sys.modules["ray._private.node"].Node
-        if not hasattr(services, "start_ray_process") or not all(hasattr(node, name) for name in UNUSED):
+        services, node = ray_private.services(), ray_private.node_class()
+        if services is None or node is None:
             yield
             return
         with contextlib.ExitStack() as restored:
-            for name in UNUSED:
+            for name in ray_private.UNUSED:
                 restored.callback(setattr, node, name, getattr(node, name))
                 setattr(node, name, _start_nothing)
             original = services.start_ray_process
@@ -70,7 +66,7 @@ class WorkerStart:
                     self.built_in = True
                 return original(lean or command, process_type, *arguments, **more)
 
-            services.start_ray_process = start_process  # type: ignore[attr-defined]
+            services.start_ray_process = start_process
             yield
 
     def command(self, command: Sequence[str]) -> list[str] | None:
@@ -82,41 +78,19 @@ class WorkerStart:
         if self.agents or any(flag not in flags for flag in (WORKERS, *AGENTS)):
             return None
         if self.python is not None:
-            place, usual = flags.index(WORKERS), subprocess.list2cmdline([sys.executable, _setup_worker()])
+            place, usual = (
+                flags.index(WORKERS),
+                subprocess.list2cmdline([sys.executable, ray_private.setup_worker()]),
+            )
             if not words[place].startswith(WORKERS + usual):
                 return None
             python, *rest = shlex.split(self.python)
             # the raylet searches for the second word and drops it
-            ours = subprocess.list2cmdline([python, _setup_worker(), *rest])
+            ours = subprocess.list2cmdline([python, ray_private.setup_worker(), *rest])
             words[place] = WORKERS + ours + words[place].removeprefix(WORKERS + usual)
         for agent in AGENTS:
             words[flags.index(agent)] = agent + shlex.join([sys.executable, "-I", "-S", str(STAND_IN)])
-        return words if _report_no_ports(words) else None
-
-
-def _setup_worker() -> str:
-    """Return the path of Ray's program that sets up a worker's environment before the worker starts.
-
-    The raylet needs this program only for a runtime_env.
-    """
-    folder = os.path.dirname(os.path.abspath(str(sys.modules["ray._private.node"].__file__)))
-    return os.path.join(folder, "workers", "setup_worker.py")
-
-
-def _report_no_ports(raylet: Sequence[str]) -> bool:
-    """Tell the raylet, on behalf of its agents, that the agents serve no ports.
-
-    ``raylet``: the raylet's command. Returns False if the agents of this version of Ray do not report their
-    ports in files.
-    """
-    flags, names = dict(word.partition("=")[::2] for word in raylet), sys.modules["ray._raylet"]
-    if not hasattr(names, "persist_port") or not {"--session_dir", "--node_id"} <= flags.keys():
-        return False
-    for port in PORTS:
-        names.persist_port(
-            flags["--session_dir"], flags["--node_id"], getattr(names, f"{port}_PORT_NAME"), NO_PORT
-        )
-    return True
+        return words if ray_private.report_no_ports(words) else None
 
 
 def _start_nothing(node: Any, *arguments: Any, **more: Any) -> None:
@@ -125,4 +99,4 @@ def _start_nothing(node: Any, *arguments: Any, **more: Any) -> None:
     Only the dashboard's address is set, to an empty string.
     """
     if "include_dashboard" in more:
-        node._webui_url = ""
+        ray_private.has_no_dashboard(node)

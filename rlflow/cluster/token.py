@@ -6,10 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import sys
 from pathlib import Path
-from typing import Any
 
+from rlflow.cluster import ray_private
 from rlflow.errors import PlanError
 
 TOKEN, PATH, MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"  # variables that Ray reads
@@ -88,7 +87,7 @@ def make_own(folder: Path) -> None:
     _make(folder / NAME)
     _own.append(str(folder / NAME))
     os.environ[PATH] = _own[-1]
-    _read_anew()
+    ray_private.forget_token()
 
 
 def forget_own() -> None:
@@ -97,11 +96,4 @@ def forget_own() -> None:
         if os.environ.get(PATH) == _own[-1]:
             del os.environ[PATH]
         _own.clear()
-        _read_anew()
-
-
-def _read_anew() -> None:
-    """Clear Ray's cached token, so that Ray reads the token again when it next needs it."""
-    loader: Any = getattr(sys.modules.get("ray._raylet"), "AuthenticationTokenLoader", None)
-    if hasattr(loader, "instance"):
-        loader.instance().reset_cache()
+        ray_private.forget_token()

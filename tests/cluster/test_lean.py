@@ -11,7 +11,7 @@ import pytest
 import ray  # noqa: F401  the test reads its private modules
 from processes import until
 
-from rlflow.cluster import lean
+from rlflow.cluster import ray_private
 from rlflow.cluster.lean import STAND_IN, WorkerStart
 from rlflow.processes.watchdog import process_tag
 
@@ -84,10 +84,10 @@ def test_a_raylet_with_another_worker_command_starts_as_usual(raylet):
 
 
 def test_ray_is_restored_after_its_start():
-    before = [getattr(NODE, name) for name in lean.UNUSED], SERVICES.start_ray_process
+    before = [getattr(NODE, name) for name in ray_private.UNUSED], SERVICES.start_ray_process
     with WorkerStart(1).applied():
         assert SERVICES.start_ray_process is not before[1]
-    assert ([getattr(NODE, name) for name in lean.UNUSED], SERVICES.start_ray_process) == before
+    assert ([getattr(NODE, name) for name in ray_private.UNUSED], SERVICES.start_ray_process) == before
 
 
 def test_a_ray_without_an_expected_method_is_started_as_usual(monkeypatch):
