@@ -128,8 +128,7 @@ class Roles(dict[str, Any]):
         self.prepared = context
 
     def take(self, count: int | None = None) -> Batch:
-        """Return the next ``count`` prompts from the data; by default, the number of prompts of one
-        iteration."""
+        """Return the next ``count`` prompts from the data; by default, as many as one iteration takes."""
         return self.prepared.prompts.take(count or self.prepared.options.prompts)
 
     @property

@@ -156,7 +156,10 @@ class _Started:
 
 
 def _model_files(parts: RunParts) -> dict[str, dict[str, bytes]]:
-    """Role that the run may change → the small files of its model folder. Notes code that is not run."""
+    """Return role → the small files of its model folder, for each role that the run may change.
+
+    The function notes Python code in model folders, because this code is not run.
+    """
     roles = parts.placed.roles
     files = {
         name: kept_files(role.folder, role.use.head == "logprobs", role.variables)

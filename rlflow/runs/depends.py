@@ -226,8 +226,10 @@ def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
 
 
 def _held(path: Path) -> str:
-    """Return the content of a file that a setting names, as a short string. The string is the file's digest,
-    or its size if the file is very large. For a folder it is "a folder", because the content is not compared.
+    """Return the content of a file that a setting names, as a short string: its digest, or its size if it is
+    large.
+
+    For a folder, the string is "a folder", because its content is not compared.
     """
     if not path.is_file():
         return "a folder" if path.is_dir() else "nothing"

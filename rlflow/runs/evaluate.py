@@ -34,7 +34,7 @@ PART = 256  # prompts that a flow's own evaluation gets at once: it may sample m
 class Accuracy:
     """The shares of held-out answers that score 1.0: sampled at temperature 1, and greedy.
 
-    If the flow has its own evaluation, the share is that of the rows that the evaluation returns, and
+    If the flow has its own evaluation, ``sampled`` is the share of the returned rows that score 1.0, and
     ``score`` is their mean score. ``sampled`` is None if no prompts are held out from the data.
     """
 

@@ -115,8 +115,9 @@ def evaluate_run(
     """Evaluate a run at its newest intact checkpoint, or at its checkpoint after ``checkpoint`` iterations.
 
     If ``values`` has sets given with ``--eval``, the run is evaluated on these sets, otherwise on its own
-    held-out prompts. ``trust``: as for ``resume``. Raises PlanError if the run cannot be prepared again, for
-    example because a checkpoint is missing.
+    held-out prompts and sets. ``out``: the folder in which a new folder with the answers is created.
+    ``trust``: as for ``resume``. Raises PlanError if the run cannot be prepared again, or if the checkpoint
+    is missing.
     """
     folder = folder.absolute()
     saved = read_settings(folder)

@@ -193,11 +193,10 @@ def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
 def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
     """Return the roles to evaluate if held-out records can be scored; () if the flow has its own evaluation.
 
-    These are the trained language models that sample from prompts in the data. If no trained model does, it
-    is the first trained one. If several roles sample in training, a role counts only if a reward scores its
-    rows from these prompts, since the other roles do not answer the data's questions. In a flow that trains
-    nothing, ``--eval`` evaluates all roles that sample from these prompts. Empty if the flow has its own
-    evaluation.
+    These are the trained language models that sample from prompts in the data. If no trained model samples
+    from them, the result is the first trained model. If several roles sample in training, only roles whose
+    answers to these prompts are scored by a reward count. If the flow trains nothing, ``--eval`` evaluates
+    all roles that sample from these prompts.
     """
     names, answering = policies(roles), answering_roles(graph)
     if len(playing := [name for name in names if roles[name].use.generates]) > 1:
@@ -247,11 +246,10 @@ def answering_roles(graph: Graph) -> set[str]:
 
 
 def scored_roles(graph: Graph) -> set[str]:
-    """Return the roles whose answers to the prompts of the data, or to a selection of these prompts, a reward
+    """Return the roles whose answers to prompts in the data, or to a selection of these prompts, a reward
     scores.
 
-    Only rows that were sampled from the prompts in the data, or from a selection of these prompts, count.
-    Calls inside a `repeat` count too.
+    Calls in a `repeat` are included.
     """
     sampled: dict[int, set[str]] = {}
     scored: set[str] = set()

@@ -89,7 +89,8 @@ def _unfit(
 
 
 def _lone_stages(graph: Graph, sides: Mapping[tuple[str, str], Parallel]) -> Iterator[Problem]:
-    """Problems with stages that run a model on rank 0 alone, if rank 0 has only a part of the weights."""
+    """Yield a problem for each stage that runs a model on rank 0 alone, if rank 0 has only a part of the
+    weights."""
     for node in used_nodes(graph):
         if (
             node.op is Op.STAGE
@@ -110,7 +111,7 @@ def _lone_stages(graph: Graph, sides: Mapping[tuple[str, str], Parallel]) -> Ite
 
 
 def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem]:
-    """Problems with stages that could give the ranks of a role different weights.
+    """Yield a problem for each stage that could give the ranks of a role different weights.
 
     Such a stage may change the role's weights on one rank only, or on each rank from different rows.
     """
@@ -140,8 +141,8 @@ def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem
 def streaming(graph: Graph, roles: Roles, rewards: RewardNames, options: Options) -> Streaming:
     """Return which parts of a run may be streamed with ``--stream``.
 
-    A reward function scores row by row. A reward model does so only if its backend gives a row the same score
-    alone as in a batch. ``roles``: the roles that are models.
+    A reward function may be streamed because it scores each row alone. A reward model may be streamed if its
+    backend gives a row the same score alone as in a batch. ``roles``: the roles that are models.
     """
     if options.stream < 2:
         return Streaming()
@@ -197,7 +198,7 @@ def needed(roles: Roles, evaluated: str | None) -> dict[str, Sides]:
 def place_roles(
     program: Program, roles: Roles, config: RunConfig, problems: Iterable[Problem] = ()
 ) -> PlacedRoles:
-    """Place trainers and generators on the pools that ``--pools`` defines, once for a run.
+    """Return the models and rewards of a run, placed on the pools that ``--pools`` defines.
 
     Raises PlanError with ``problems`` and with all other reasons to refuse the run that are known without
     data, such as row counts, rewards, pools, parallelism or staleness.
@@ -247,8 +248,8 @@ def problems_before_backends(
 def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:
     """Return the models and rewards of a run, placed on its pools.
 
-    The generator of a role that may be evaluated is placed too, if there is room. Whether the role is
-    evaluated depends on the data, which are read later.
+    The generator of a role that may be evaluated is placed too. If no flag gives this generator a pool, the
+    result has the error as ``undecided``, because only the data determine whether the role is evaluated.
     """
     evaluated = evaluation_role(program.graph, roles, options)
     try:

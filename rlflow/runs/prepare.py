@@ -142,7 +142,7 @@ def _refuse_in_worker() -> None:
 
 
 def _placed(program: Program, config: RunConfig, note: Callable[[str], None], begun: bool) -> PlacedRoles:
-    """Bind all roles and place them on pools. Raises PlanError."""
+    """Bind all roles to their configuration, and place them on pools. Raises PlanError."""
     if config.options.ray_address is None:  # a cluster may have GPUs although its driver has none
         device_of(config.options.device)
     for name in config.models.values():
@@ -159,7 +159,7 @@ def _placed(program: Program, config: RunConfig, note: Callable[[str], None], be
 
 
 def _opened(flow: Flow, config: RunConfig, placed: PlacedRoles, specs: Specs) -> Dataset:
-    """Open the data of a run. Raises PlanError."""
+    """Open the data of a run and return it. Raises PlanError."""
     return open_dataset(
         flow,
         config,
@@ -176,7 +176,7 @@ def _note_data(
     specs: Specs,
     note: Callable[[str], None],
 ) -> None:
-    """Pass everything to ``note`` that was recognised in data, rewards and chat templates. Raises PlanError."""
+    """Call ``note`` with messages about the data, the rewards and the chat templates. Raises PlanError."""
     for line in filter(
         None, (*local_data(config.options.data), data.split_lines, data.recognised, *placed.rewards.forms())
     ):

@@ -116,7 +116,7 @@ def transports(options: Options) -> tuple[str, str]:
     """Return how weights are sent to a generator on the trainer's pool, and to a generator on another pool.
 
     On one machine, weights use shared memory. On the GPUs of one machine, they use shared handles within a
-    pool, and Ray's object store between pools. Choices that depend on the start of the run are left open.
+    pool, and Ray's object store between pools. The start of a run may still choose differently.
     """
     gpus = device_in(options.device) == "cuda"
     way = (

@@ -105,7 +105,7 @@ def _room(
     watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> tuple[launch.Groups, Controllers]:
-    """Start or join a Ray cluster, and reserve the ranks of each pool.
+    """Start or join a Ray cluster, and reserve CPUs or GPUs for the ranks of each pool.
 
     ``changed``: the roles whose state is in in-memory checkpoints.
     """

@@ -248,11 +248,7 @@ class Records:
             self.whole(name, f"{text}\n".encode())
 
     def weights(self, moved: Mapping[str, Any]) -> None:
-        """Write weights.json, about planned transfers of weights from a trainer to its generator.
-
-        The file has the maximum number of bytes that a rank receives, the maximum memory that a rank needs,
-        and the time.
-        """
+        """Write the metrics of weight transfers, and of offloaded parts of models, to weights.json."""
         # the next iteration writes it again
         self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode(), flush=False)
 

@@ -34,9 +34,9 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     Example: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr":
     1e-5})``.
 
-    Keywords are the flags of `rlflow run`. A role's settings are a dict under the role's name, and the flow's
-    own settings may be a dict too. A reward may be a function if a file defines it. ``quiet``: print no
-    progress. Raises FlowError, PlanError, StageError, and Interrupted after Ctrl-C.
+    Keywords are the flags of `rlflow run`. The settings of a role are a dict under the role's name. ``hp``:
+    the flow's own settings, as an object or a dict. A reward may be a function that is defined in a file.
+    ``quiet``: print no progress. Raises FlowError, PlanError, StageError, and Interrupted after Ctrl-C.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(flow, hp, flat(keywords))
@@ -79,10 +79,8 @@ def start_or_resume(
 def _changed(folder: Path, flow: Flow, hp: Any, config: RunConfig) -> dict[str, Any]:
     """Return the given flags whose values differ from those of the run in ``folder``.
 
-    If a name on the Hub is given without a commit, the recorded commit is kept.
-
-    Raises PlanError if that run uses another algorithm, or if a flag is missing without which the run cannot
-    continue.
+    If a name on the Hub is given without a commit, it keeps the commit that the run has recorded. Raises
+    PlanError if that run uses another algorithm, or if a flag that the run was started with is missing.
     """
     saved = read_settings(folder)
     if saved["flow"] != flow.name:

@@ -1,4 +1,5 @@
-"""Claims about a run's samplers, checked on real weights, which are restored afterwards, bit for bit."""
+"""Claims about a run's samplers, checked on real weights. After the checks, the weights are restored bit for
+bit."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ CLOSE_SHORT = 0.25  # the same tolerance in a shorter dtype
 
 @dataclass
 class SamplerClaims:
-    """Checks that changed weights reach the samplers of a run, and restores the weights."""
+    """Checks that changed weights reach the samplers of a run."""
 
     flow: FlowClaims
     short: bool = False  # whether models compute in a dtype shorter than float32
@@ -151,7 +152,7 @@ def copied(state: Mapping[str, Tensor]) -> State:
 
 
 def weights_of(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights in a trainer's state in float64, by name."""
+    """Yield (name, weights in float64) for each floating-point parameter in a trainer's state."""
     for name, tensor in state.items():
         if name.startswith(("parameters/", "adapters/")) and tensor.is_floating_point():
             yield name, tensor.double()

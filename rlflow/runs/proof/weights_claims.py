@@ -259,8 +259,8 @@ class WeightsClaims(SamplerClaims):
         )
 
     def order(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Check that the gradient is the same if the groups of rows are in reverse order, so that the ranks
-        get different groups than before.
+        """Check that the gradient is the same if the groups of rows are in reverse order, so that each rank
+        gets other groups.
 
         ``after``: the trainer's state after the update from ``start``.
         """
