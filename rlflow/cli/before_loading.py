@@ -19,6 +19,7 @@ from rlflow.data.hub_names import hub_model
 from rlflow.data.paths import check_path
 from rlflow.errors import PlanError, Problem
 from rlflow.monitoring.secrets import remember
+from rlflow.processes.declare import in_place, split_services
 from rlflow.rewards.reward_spec import model_text, parse_reward
 from rlflow.runs.directory import check_place
 
@@ -31,7 +32,9 @@ def check_flags(file: str, values: Mapping[str, Any]) -> None:
     where = target(file)
     remember(values)
     found = outline(where.path, where.flow)
-    values = {name: value for name, value in values.items() if name not in ("json", "quiet")}
+    services, others = split_services(values)
+    urls = {service.name: "http://127.0.0.1" for service in services}  # ports are chosen later
+    values = {name: in_place(value, urls) for name, value in others.items() if name not in ("json", "quiet")}
     if found is None:  # the names of roles are unknown, and so is the meaning of a name with a dot
         config = sort_values({name: value for name, value in values.items() if "." not in name}, ())
     else:
