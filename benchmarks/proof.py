@@ -68,7 +68,7 @@ def prepared(file: str, name: str, backend: str = "local") -> RunContext:
 
 
 def gradients(claims: FlowClaims) -> list[dict[str, Direction]]:
-    """Make three dry runs, and return the gradient directions of each, by node."""
+    """Do three dry runs, and return the gradient directions of each, by node."""
     return [claims.directions(claims.stage.dry_run_once(uneven(seed))) for seed in range(3)]
 
 

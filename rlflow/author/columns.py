@@ -17,7 +17,7 @@ SOURCE = "data:source"  # text column: the data source of each row, if there are
 CLOCK = ("iteration", "progress")  # scalars that the run adds to every batch
 # text column: the prompt as the model reads it, with templates applied; for rewards that read it
 MODEL_PROMPT = "data:model_prompt"
-# text column: the prompt as a text or as messages, before templates are applied; for rewards that read it
+# text column: the prompt as a string or as messages, before templates are applied; for rewards that read it
 CONVERSATION = "data:conversation"
 OF_PROMPTS = ("prompt", MODEL_PROMPT, CONVERSATION)  # text columns that hold the prompt in different forms
 PROMPT_ID = "prompt_id"  # row column: the index of the row's record in the data
@@ -172,7 +172,7 @@ def columns() -> Columns:
 
 
 def field_column(name: str) -> str:
-    """Return the name of the text column that holds the field ``name`` of the data for rewards."""
+    """Return the name of the text column that holds the data field ``name`` for rewards."""
     return FIELD + name
 
 

@@ -22,7 +22,7 @@ MARK = "\x1emessages\x1e"
 UNSOUND = re.compile("[\ud800-\udfff\0]")
 # names of the counts of changes to a model's text: characters replaced with U+FFFD, and strings that were cut
 CHANGES = ("replaced", "cut")
-PLAIN = {"role", "content"}  # keys of a message that has a role and a text only
+PLAIN = {"role", "content"}  # keys of a message that has nothing but a role and a string as content
 
 
 class ToolCall(NamedTuple):

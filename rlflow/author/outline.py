@@ -23,8 +23,8 @@ class Outline:
 def outline(file: Path, flow: str | None = None) -> Outline | None:
     """Return the outline of the only flow in a file, or of the flow with this name.
 
-    None if the text alone does not tell, for example because the settings' class is imported or the file is
-    not valid Python. Loading the file then decides.
+    None if this cannot be found out without loading the file, for example because the settings' class is
+    imported or the file is not valid Python.
     """
     try:
         tree = ast.parse(file.read_bytes())

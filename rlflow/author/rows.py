@@ -20,7 +20,7 @@ def ask(
     """Return a batch of follow-up prompts, made from the rows of ``batch`` in order.
 
     With ``column``, each row gives one prompt: the text in that column. The role that samples from the prompt
-    formats it like a prompt of the data. With ``after="tokens"``, the text follows the row's own prompt and
+    formats it like a prompt from the data. With ``after="tokens"``, the text follows the row's own prompt and
     response as another turn; the sampled ids stay the same.
 
     With ``tokens_until``, the prompts continue the row's own response. An integer column gives one prompt per

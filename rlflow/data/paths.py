@@ -30,7 +30,8 @@ def check_path(name: str) -> None:
 
 
 def is_task(name: str) -> bool:
-    """Return True if a text names a reasoning-gym task, not a path. Raises PlanError for an empty text."""
+    """Return True if a string names a reasoning-gym task, not a path. Raises PlanError for an empty
+    string."""
     if not name:
         raise PlanError.of(
             "data-missing", "no data is named", expected="a file, a folder, or a reasoning-gym task"

@@ -40,7 +40,7 @@ class Asking:
     encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes  # token ids of strings
     # token ids of a next user turn after sampled ids
     follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
-    # token ids of an environment message after sampled ids; a plain text is appended unchanged
+    # token ids of an environment message after sampled ids; a plain string is appended unchanged
     speak: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
     # (roles, token ids, bare): strings; ``bare`` drops special tokens
     decode: Callable[..., list[str]] = text_of_bytes

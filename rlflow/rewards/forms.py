@@ -2,7 +2,7 @@
 
 verl calls ``compute_score(data_source, solution_str, ground_truth, extra_info)`` for one row. OpenRLHF calls
 ``reward_func(queries, prompts, labels)`` for a batch; a query is a prompt followed by its completion. TRL
-calls ``reward(prompts, completions, …)`` for a batch, with a list for each column of the data.
+calls ``reward(prompts, completions, …)`` for a batch, with a list for each column from the data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Form:
     truth: str
     fields: tuple[str, ...] = ()  # further data fields that are passed if the data have them
     batch: bool = False  # whether one call scores several rows
-    columns: bool = False  # whether further parameters are columns of the data, each as a list
+    columns: bool = False  # whether further parameters are columns from the data, each as a list
     # Parameters that the project passes and rlflow does not, and what to do instead.
     lacking: Mapping[str, str] = field(default_factory=dict)
 
@@ -153,7 +153,7 @@ class _Log:
 def conversation(row: Row) -> tuple[Any, Any]:
     """Return (prompt, completion) of a row, as TRL passes them.
 
-    If the prompt is messages, the completion is a list with one message of the assistant.
+    If the prompt is messages, the completion is a list with one message from the assistant.
     """
     prompt = row.get(CONVERSATION) or row["prompt"]
     if isinstance(prompt, str):

@@ -74,7 +74,7 @@ class RayHost(host.Host):
 
 
 class RayTransport:
-    """Transport that calls ranks which are Ray actors."""
+    """Transport for calls to ranks that are Ray actors."""
 
     def starter(self, rank: Any, method: str, group: str, answers: Answers) -> Callable[..., Any]:
         """Return a function that starts ``method`` on a rank. See ``RankTransport.starter``."""

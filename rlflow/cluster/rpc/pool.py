@@ -120,10 +120,7 @@ class Future(Generic[R]):
                 raise self._late()
 
     def _look(self, seconds: float) -> list[Any] | None:
-        """Return the answers if all arrive within ``seconds``, otherwise None.
-
-        Raises the error of a failed call.
-        """
+        """Return the answers if all arrive within ``seconds``, otherwise None. Raises a failed call's error."""
         try:
             return self.transport.values(self.refs, seconds)
         except CallFailed:

@@ -27,7 +27,7 @@ from rlflow.errors import printable
 from rlflow.processes.clients.patience import Passing, Patience, Unanswered, left
 
 TOKEN = "RLFLOW_SERVE_TOKEN"  # the variable with the token of `rlflow serve`, which clients send
-LONGEST = 16 << 20  # most bytes of an answer, unless the client sets another limit
+LONGEST = 16 << 20  # maximum size of an answer in bytes, unless the client sets another limit
 QUOTED = 200  # most characters that a message quotes from a body or header
 REDIRECTS = 5  # most redirects that a request follows
 MOVED = (301, 302, 303, 307, 308)
@@ -56,7 +56,8 @@ class Reply:
 class HttpClient:
     """Sends HTTP requests. Several threads may use it.
 
-    ``patience``: decides when to retry. ``longest``: most bytes of an answer; no more are kept in memory.
+    ``patience``: determines when to retry. ``longest``: maximum size of an answer in bytes; no more is kept
+    in memory.
     """
 
     def __init__(self, patience: Patience | None = None, longest: int = LONGEST) -> None:

@@ -82,7 +82,7 @@ def ending_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_terminations() -> Iterator[None]:
-    """Context manager that restores the handler of SIGTERM at its end.
+    """Context manager that restores the handler of SIGTERM when it ends.
 
     Use it around calls of a library whose native code may replace the handler. It has no effect outside the
     main thread.

@@ -19,7 +19,7 @@ from rlflow.runs.proof.flow_claims import FlowClaims
 from rlflow.training.protocols import Sampling
 
 State = dict[str, Tensor]
-SMALL = 0.02  # standard deviation of the numbers that replace weights that are all zero
+SMALL = 0.02  # standard deviation of the numbers that replace all-zero weights
 CLOSE = 2e-3  # tolerance in nats between two float32 computations of a log-prob
 CLOSE_SHORT = 0.25  # the same tolerance in a shorter dtype
 
@@ -62,7 +62,7 @@ class SamplerClaims:
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
-        """Return a context that restores the state of all trained roles at its end.
+        """Return a context that restores the state of all trained roles when it ends.
 
         It restores weights, optimizers and counters, and sends the weights to the samplers again.
         """
