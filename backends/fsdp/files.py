@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from rlflow.backends.fsdp.ranks import box, own
-from rlflow.backends.local.network import load_whole, quiet
+from rlflow.backends.local.read_model import load_whole, quiet
 from rlflow.training import pretrained
 from rlflow.training.protocols import ModelSpec
 

@@ -18,7 +18,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlflow.backends.fsdp.files import Files, load_empty
 from rlflow.backends.fsdp.ranks import Ranks, box, own, whole
 from rlflow.backends.local import lora
-from rlflow.backends.local.network import Network, computes_low, parts
+from rlflow.backends.local.network import Network
+from rlflow.backends.local.read_model import computes_low, parts
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import Head, ModelSpec

@@ -17,7 +17,8 @@ from rlflow.backends.fsdp.files import Files
 from rlflow.backends.fsdp.network import load_sharded
 from rlflow.backends.fsdp.ranks import Ranks, copies, own
 from rlflow.backends.fsdp.settings import TrainerSettings
-from rlflow.backends.local.network import Network, value_head
+from rlflow.backends.local.network import Network
+from rlflow.backends.local.read_model import value_head
 from rlflow.errors import PlanError
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import Capabilities, ModelSpec

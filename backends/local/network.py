@@ -11,30 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    GenerationConfig,
-    modeling_utils,
-)
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import logging
+from transformers import GenerationConfig
 
 from rlflow.backends.local import lora, rotary
+from rlflow.backends.local.read_model import (
+    LOW,
+    VALUE_HEAD,
+    computes_low,
+    load_whole,
+    parts,
+    quiet,
+    unwrapped,
+)
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.errors import PlanError, listed
 from rlflow.training import pretrained
 from rlflow.training.protocols import Head, ModelSpec
 
-LOW = (torch.bfloat16, torch.float16)
-VALUE_HEAD = "value_head.safetensors"
-ALIGNED = 64  # bytes: alignment of tensors in torch's allocator
 Transform = Callable[[Tensor], Tensor]
-# (Auto class, ModelSpec, dtype, names of weights that may be missing, options of the config) → model
-Load = Callable[..., Any]
 
 
 class Network:
@@ -291,178 +287,6 @@ def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Ne
     return network
 
 
-def computes_low(spec: ModelSpec) -> bool:
-    """Return True if the model keeps float32 weights but computes in bfloat16."""
-    return spec.dtype == "bfloat16" and spec.trained
-
-
-def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tuple[Any, nn.Linear | None]:
-    """Return (model, head). ``load`` loads the model. The head is None for log-probs. Adapters are added but
-    not initialised. See ``load_network``."""
-    adapters = settings if settings is not None and settings.lora and spec.trained else None
-    if adapters:
-        lora.peft_package()  # if peft is missing, raise before reading the weights
-    if spec.trained and spec.dtype == "float16":
-        raise PlanError.of(
-            "dtype",
-            "float16 cannot be trained without loss scaling",
-            found="float16",
-            expected="bfloat16 or float32",
-        )
-    dtype = torch.float32 if computes_low(spec) and not adapters else getattr(torch, spec.dtype)
-    with readable(spec):
-        config = _config(spec)
-        module = (
-            _scorer(spec, config, dtype, load)
-            if spec.head == "scores"
-            else _language_model(spec, dtype, load)
-        )
-    module.eval().requires_grad_(spec.trained and not adapters)
-    head = _head(module, spec)
-    if adapters:
-        lora.add_adapters(module, adapters)
-        if head is not None:  # the head is new, so all its weights are trained
-            head.to(torch.promote_types(head.weight.dtype, torch.float32)).requires_grad_(True)
-    return module, head
-
-
-def _head(module: Any, spec: ModelSpec) -> nn.Linear | None:
-    if spec.head == "values":
-        return value_head(module, spec.folder).requires_grad_(spec.trained)
-    return module.score if spec.head == "scores" else None
-
-
-def value_head(module: Any, folder: Path) -> nn.Linear:
-    """Return a linear map from hidden states to one value. Its weights come from ``folder`` if they were
-    saved there; otherwise they are zero."""
-    weight = module.get_output_embeddings().weight
-    head = nn.Linear(weight.shape[1], 1, dtype=torch.promote_types(weight.dtype, torch.float32))
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    if (folder / VALUE_HEAD).is_file():
-        head.load_state_dict(load_file(folder / VALUE_HEAD))
-    return head
-
-
-def checkpoint_layers(module: Any) -> None:
-    """Make each layer recompute its activations in the backward pass (gradient checkpointing). Only the flag
-    ``training`` of the layers is set, so dropout stays off."""
-    # in releases with the newer name, the older name warns
-    newer = getattr(module, "activation_checkpointing_enable", None)
-    (newer or module.gradient_checkpointing_enable)({"use_reentrant": False, "preserve_rng_state": False})
-    for layer in module.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.training = True
-            for name, value in list(vars(layer).items()):
-                if "drop" in name and isinstance(value, float):
-                    setattr(layer, name, 0.0)
-
-
-def _config(spec: ModelSpec) -> Any:
-    if spec.folder is None or not (spec.folder / "config.json").is_file():
-        raise PlanError.of(
-            "no-model",
-            "the local backend needs a Hugging Face model folder",
-            found=str(spec.folder),
-            expected="a folder with config.json and safetensors",
-        )
-    return pretrained.read_config(spec.folder)
-
-
-@contextlib.contextmanager
-def readable(spec: ModelSpec) -> Iterator[None]:
-    """Return a context in which errors of transformers and safetensors about an unreadable folder become
-    PlanErrors."""
-    try:
-        yield
-    except (OSError, ValueError, SafetensorError) as error:
-        raise PlanError.of(
-            "model-folder",
-            f"the model folder '{spec.folder}' cannot be loaded",
-            found=_first_sentence(error),
-            expected="config.json of a model that the installed transformers supports, and complete weights "
-            "as safetensors",
-            remedy="download or save the folder again, or name another with --model",
-        ) from error
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
-
-
-def load_whole(
-    kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any
-) -> Any:
-    """Load a model of the Auto class ``kind`` completely. Raises PlanError if the folder lacks a weight that
-    is not in ``allowed``, or if a weight has a wrong shape or is not finite."""
-    assert spec.folder is not None
-    with quiet():  # missing weights raise an error below
-        module, info = pretrained.read_model(
-            kind, spec.folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
-    if other := sorted(
-        f"{name} {list(found)}, not {list(wanted)}" for name, found, wanted in info["mismatched_keys"]
-    ):
-        raise PlanError.of(
-            "weights-shape",
-            f"weights of the model folder {spec.folder} do not have the shapes of its config",
-            found=listed(other, 8),
-            expected=f"weights of the {type(module).__name__} that config.json describes",
-            remedy="correct config.json, such as its vocab_size, or save the folder again",
-        )
-    missing = sorted(set(info["missing_keys"]) - set(allowed))
-    if missing:
-        raise PlanError.of(
-            "weights-missing",
-            f"the model folder {spec.folder} lacks weights",
-            found=f"no {listed(missing, 8)}",
-            expected=f"a {type(module).__name__}",
-        )
-    _check_finite(module, spec)
-    return _aligned(module)
-
-
-def _check_finite(module: Any, spec: ModelSpec) -> None:
-    """Raise PlanError if weights have NaN or infinities, because every number of the run would then be
-    NaN."""
-    bad = [
-        name
-        for name, weight in module.named_parameters()
-        if weight.numel() and not all(bound.isfinite() for bound in weight.detach().aminmax())
-    ]
-    if bad:
-        raise PlanError.of(
-            "weights-not-finite",
-            f"weights of the model folder {spec.folder} are not finite",
-            found=listed(bad, 8),
-            expected="numbers",
-            remedy="download or save the folder again, or name another with --model",
-        )
-
-
-def _aligned(module: Any) -> Any:
-    """Copy weights that do not have torch's memory alignment. Weights from files may lack it, and the
-    rounding of products can depend on alignment."""
-    for tensor in module.parameters():
-        if tensor.data_ptr() % ALIGNED:
-            tensor.data = tensor.data.clone()
-    return module
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Return a context in which transformers shows no reports and no progress bars."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
 @contextlib.contextmanager
 def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
     """Return a context for saving a model with its generation config exactly as it was loaded. Without it,
@@ -478,64 +302,6 @@ def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
         module.generation_config = generation
     if (folder / pretrained.GENERATION).is_file():
         generation.to_json_file(folder / pretrained.GENERATION, keys_to_pop=["compile_config"])
-
-
-@contextlib.contextmanager
-def unwrapped() -> Iterator[None]:
-    """Return a context in which `save_pretrained` does not search for wrappers, which rlflow's models do not
-    have. If accelerate and DeepSpeed are installed, the search imports both, which takes seconds and prints a
-    line."""
-    search = modeling_utils.unwrap_model
-    modeling_utils.unwrap_model = lambda model, recursive=False: model
-    try:
-        yield
-    finally:
-        modeling_utils.unwrap_model = search
-
-
-def _language_model(spec: ModelSpec, dtype: torch.dtype, load: Load) -> Any:
-    module = load(AutoModelForCausalLM, spec, dtype, ())
-    if module.get_output_embeddings() is None or module.base_model is module:
-        raise PlanError.of(
-            "no-backbone",
-            f"{type(module).__name__} has no separate backbone and language-model head",
-            found=str(spec.folder),
-            expected="a decoder such as Llama, Qwen or Gemma",
-        )
-    return module
-
-
-def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any:
-    """Return a sequence classifier with one label. If a language model without a score head is to be trained,
-    its new head is zero."""
-    has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
-    if not has_head and not spec.trained:
-        raise PlanError.of(
-            "no-score-head",
-            "a frozen reward model without a score head would give every row the same score",
-            found=f"{spec.folder}: {listed(config.architectures or ())}",
-            expected="a …ForSequenceClassification",
-        )
-    if has_head and config.num_labels != 1:
-        raise PlanError.of(
-            "labels",
-            "a reward model gives one number",
-            found=f"{config.num_labels} labels in {spec.folder}",
-            expected="num_labels = 1",
-        )
-    module = load(
-        AutoModelForSequenceClassification, spec, dtype, () if has_head else ("score.weight",), num_labels=1
-    )
-    if not hasattr(module, "score"):
-        raise PlanError.of(
-            "no-score-head",
-            f"{type(module).__name__} has no linear head named 'score'",
-            found=str(spec.folder),
-            expected="a decoder such as Llama, Qwen or Gemma",
-        )
-    if not has_head:
-        nn.init.zeros_(module.score.weight)
-    return module
 
 
 def as_it_is(logits: Tensor) -> Tensor:

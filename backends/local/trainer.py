@@ -21,10 +21,11 @@ from rlflow.backends.local.forward_cache import CachedForward
 from rlflow.backends.local.heap import HEAP
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.lora import digest, is_adapter
-from rlflow.backends.local.network import Network, as_it_is, checkpoint_layers, load_network
+from rlflow.backends.local.network import Network, as_it_is, load_network
 from rlflow.backends.local.offload import OffloadedParts
 from rlflow.backends.local.packing import packed
 from rlflow.backends.local.passes import can_pack, hidden_states
+from rlflow.backends.local.read_model import checkpoint_layers
 from rlflow.backends.local.sequences import Sequences, longest_row, sequences
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from gpu.ground import ROOT, Ground
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import standard_kind
-from rlflow.backends.local.network import quiet, unwrapped
+from rlflow.backends.local.read_model import quiet, unwrapped
 from rlflow.backends.local.tokenizer import copy_tokenizer, load_tokenizer
 from rlflow.training import pretrained
 from rlflow.training.protocols import Sampling

@@ -58,7 +58,6 @@ class RowOrigins(NamedTuple):
 
 
 RANKS = {RowOutcome.READ: 0, RowOutcome.LEFT_OUT: 2, RowOutcome.TRAINED: 3}
-
 # a decision with a higher rank replaces an earlier one; an update of the role that sampled the row has the
 # highest rank
 CHOSEN_AWAY, OWN = 1, 4

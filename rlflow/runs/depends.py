@@ -316,12 +316,8 @@ def _packages() -> Mapping[str, list[str]]:
 
 
 def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Dependencies) -> Dependencies:
-<<<<<<< HEAD
     """Compare a run's dependencies with those at its start, and return them with all digests that are now
     known.
-=======
-    """Compare a run's dependencies with those recorded when it started.
->>>>>>> 8f438c26 (docs: mend the same wordings in the newer pages and modules)
 
     Raises PlanError with all changes. A changed package version is only reported. ``folder``: the run's
     folder. ``name``: the run's name in the message.

@@ -42,28 +42,15 @@ class EarlyEnd:
     note: Callable[[str], object]
 
     def stopped(self, at_once: bool = False) -> str:
-<<<<<<< HEAD
         """Return the message of a run that was stopped on request. ``at_once``: as for ``how_to_go_on``."""
-=======
-        """Return the last line to print for a run that was asked to stop. ``at_once``: as for
-        ``how_to_go_on``."""
->>>>>>> 8f438c26 (docs: mend the same wordings in the newer pages and modules)
         how = "stopped at once" if at_once else "stopped"
         return f"{how}; {self.how_to_go_on(at_once) or NO_CHECKPOINT}"
 
     def failure(self, raised: BaseException) -> BaseException:
-<<<<<<< HEAD
         """Save the newest state of a run that an exception ends. Return the error that ends the run.
 
         The error also says how to resume the run. An error of a worker outside any stage, for example in an
         evaluation or a save, becomes a StageError.
-=======
-        """Save what an exception leaves of the run. Return the error that ends the run, with the command to
-        continue.
-
-        An error from a worker outside any stage, for example in an evaluation or a save, is turned into an
-        error of the run.
->>>>>>> 8f438c26 (docs: mend the same wordings in the newer pages and modules)
         """
         self.loop.rescue()
         engine = self.loop.context.engine
@@ -73,17 +60,10 @@ class EarlyEnd:
         return _failure(raised, engine.iteration, "\n".join(filter(None, then)), self.note)
 
     def how_to_go_on(self, at_once: bool = False) -> str:
-<<<<<<< HEAD
         """Return the text with which a run ends early: the command that resumes it, and the state that is
         lost.
 
         Returns "" if nothing is saved and nothing is lost. ``at_once``: do not try to save anything more.
-=======
-        """Return the last line to print for a run that ended early.
-
-        It shows the command that resumes the run, and names the state that is lost. Empty if nothing is saved
-        and nothing is lost. ``at_once``: do not try to save anything more.
->>>>>>> 8f438c26 (docs: mend the same wordings in the newer pages and modules)
         """
         self.writer.wait(600.0)
         unsaved, place = self.unsaved() if self.writer.missed and not at_once else (self.loop.lost, None)
@@ -103,12 +83,7 @@ class EarlyEnd:
     def unsaved(self) -> tuple[str, Path | None]:
         """Try to save the newest state in another folder, because the run's folder could not store it.
 
-<<<<<<< HEAD
         Returns a text with the reason and the result, and the new run folder, or None if the state is lost.
-=======
-        Returns a string that says why the run's folder could not store the state, and the new run folder, or
-        None.
->>>>>>> 8f438c26 (docs: mend the same wordings in the newer pages and modules)
         """
         place = save_elsewhere(self.loop, self.run_folder.path, self.writer.missed)
         where = (
@@ -122,13 +97,8 @@ class EarlyEnd:
 def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str], object]) -> Exception:
     """Return the error that ends the run, with the text ``then`` added.
 
-<<<<<<< HEAD
     If the error cannot contain the text, ``note`` prints it. An error of a worker outside any stage, for
     example in an evaluation or a save, becomes a StageError.
-=======
-    If the error cannot contain the text, ``note`` prints it. An error from a worker outside any stage, for
-    example in an evaluation or a save, is turned into an error of the run.
->>>>>>> 8f438c26 (docs: mend the same wordings in the newer pages and modules)
     """
     failure = (
         StageError("", iteration, 0, str(raised), lines=raised.lines)

@@ -223,11 +223,7 @@ def _answers(result: RunResult) -> Table:
 
 
 def _cut(text: str, width: int) -> str:
-<<<<<<< HEAD
     """Return the end of a text, on one line of at most ``width`` characters.
-=======
-    """The end of a string, on one line.
->>>>>>> 8f438c26 (docs: mend the same wordings in the newer pages and modules)
 
     The end is shown because questions often begin with the same words.
     """
