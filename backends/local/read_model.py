@@ -29,13 +29,13 @@ Load = Callable[..., Any]
 
 
 def computes_low(spec: ModelSpec) -> bool:
-    """Return True if the model keeps float32 weights and rounds them to bfloat16 to compute."""
+    """Return True if the model keeps float32 weights but computes in bfloat16."""
     return spec.dtype == "bfloat16" and spec.trained
 
 
 def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tuple[Any, nn.Linear | None]:
-    """Return the model that ``load`` returns, with uninitialised adapters added, and its head (None for
-    log-probs). See ``load_network``."""
+    """Return (model, head). ``load`` loads the model. The head is None for log-probs. Adapters are added but
+    not initialised. See ``load_network``."""
     adapters = settings if settings is not None and settings.lora and spec.trained else None
     if adapters:
         lora.peft_package()  # raise before reading the weights if it is missing
@@ -70,7 +70,8 @@ def _head(module: Any, spec: ModelSpec) -> nn.Linear | None:
 
 
 def value_head(module: Any, folder: Path) -> nn.Linear:
-    """Return a linear map from hidden states to one value: as saved in ``folder``, else zero."""
+    """Return a linear map from hidden states to one value. Its weights come from ``folder`` if they were
+    saved there; otherwise they are zero."""
     weight = module.get_output_embeddings().weight
     head = nn.Linear(weight.shape[1], 1, dtype=torch.promote_types(weight.dtype, torch.float32))
     nn.init.zeros_(head.weight)
@@ -81,8 +82,8 @@ def value_head(module: Any, folder: Path) -> nn.Linear:
 
 
 def checkpoint_layers(module: Any) -> None:
-    """Recompute each layer in the backward pass. Only the layers' own ``training`` is set, so dropout stays
-    off."""
+    """Make each layer recompute its activations in the backward pass (gradient checkpointing). Only the flag
+    ``training`` of the layers is set, so dropout stays off."""
     # where the newer name exists, the older one warns
     newer = getattr(module, "activation_checkpointing_enable", None)
     (newer or module.gradient_checkpointing_enable)({"use_reentrant": False, "preserve_rng_state": False})
@@ -107,8 +108,8 @@ def _config(spec: ModelSpec) -> Any:
 
 @contextlib.contextmanager
 def readable(spec: ModelSpec) -> Iterator[None]:
-    """A context in which errors of transformers and safetensors about an unreadable folder become a
-    PlanError."""
+    """Return a context in which errors of transformers and safetensors about an unreadable folder become
+    PlanErrors."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
@@ -129,8 +130,8 @@ def _first_sentence(error: Exception) -> str:
 def load_whole(
     kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any
 ) -> Any:
-    """Return a model of the Auto class ``kind``. Raises PlanError if the folder lacks a weight, except the
-    ``allowed`` ones."""
+    """Load a model of the Auto class ``kind`` completely. Raises PlanError if the folder lacks a weight that
+    is not in ``allowed``, or if a weight has a wrong shape or is not finite."""
     assert spec.folder is not None
     with quiet():  # missing weights raise an error below
         module, info = pretrained.read_model(
@@ -159,7 +160,8 @@ def load_whole(
 
 
 def _check_finite(module: Any, spec: ModelSpec) -> None:
-    """Raise PlanError for weights with NaN or infinities: every number of a run would be NaN."""
+    """Raise PlanError if weights have NaN or infinities, because every number of the run would then be
+    NaN."""
     bad = [
         name
         for name, weight in module.named_parameters()
@@ -176,8 +178,8 @@ def _check_finite(module: Any, spec: ModelSpec) -> None:
 
 
 def _aligned(module: Any) -> Any:
-    """Copy weights to torch's own alignment. Rounding of products may depend on it, and files have no
-    alignment."""
+    """Copy weights that do not have torch's memory alignment. Weights from files may lack it, and the
+    rounding of products can depend on alignment."""
     for tensor in module.parameters():
         if tensor.data_ptr() % ALIGNED:
             tensor.data = tensor.data.clone()
@@ -186,7 +188,7 @@ def _aligned(module: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the reports and progress bars of transformers."""
+    """Return a context in which transformers shows no reports and no progress bars."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -200,8 +202,9 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unwrapped() -> Iterator[None]:
-    """Disable `save_pretrained`'s search for wrappers, which models here do not have. If accelerate and
-    DeepSpeed are installed, the search imports both, which takes seconds and prints a line."""
+    """Return a context in which `save_pretrained` does not search for wrappers, which rlflow's models do not
+    have. If accelerate and DeepSpeed are installed, the search imports both, which takes seconds and prints a
+    line."""
     search = modeling_utils.unwrap_model
     modeling_utils.unwrap_model = lambda model, recursive=False: model
     try:
@@ -223,7 +226,8 @@ def _language_model(spec: ModelSpec, dtype: torch.dtype, load: Load) -> Any:
 
 
 def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any:
-    """Return a sequence classifier with one label; a language model that is trained gets a zero head."""
+    """Return a sequence classifier with one label. If a language model without a score head is to be trained,
+    its new head is zero."""
     has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     if not has_head and not spec.trained:
         raise PlanError.of(
