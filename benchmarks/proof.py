@@ -42,7 +42,7 @@ from rlflow.runs.proof.claims import Claim, summary
 from rlflow.runs.proof.directions import Direction, Row, keys
 from rlflow.runs.proof.dry_run import uneven
 from rlflow.runs.proof.flow_claims import FlowClaims
-from rlflow.runs.proving import dry_runs
+from rlflow.runs.proof.proving import dry_runs
 
 ALGORITHMS = Path(__file__).parents[1] / "algorithms"
 BACKENDS: dict[str, dict[str, Any]] = {  # settings of a run on a backend

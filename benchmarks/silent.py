@@ -23,8 +23,8 @@ from typing import Any
 from rlflow.benchmarks import peers
 from rlflow.benchmarks.measured_process import environment
 from rlflow.benchmarks.peer import interpreter
+from rlflow.config.packaged import packaged
 from rlflow.data.source import open_data
-from rlflow.runs.packaged import packaged
 
 HERE = Path(__file__).resolve().parent
 PEERS = Path(next(iter(peers.__path__)))

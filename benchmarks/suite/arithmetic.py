@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
+from rlflow.config.packaged import packaged
 from rlflow.data.dataset import Dataset
 from rlflow.data.source import open_data
-from rlflow.runs.packaged import packaged
 from rlflow.runs.run import run
 from rlflow.training import pretrained
 

@@ -24,6 +24,7 @@ from rlflow.config.backend_names import role_types, setting_problems
 from rlflow.config.flags import RunConfig, pool_flag_problems, read_flags, sort_rewards, sort_values
 from rlflow.config.hub_values import resolve_hub_names
 from rlflow.config.meant import Known
+from rlflow.config.packaged import packaged, packaged_environment, uses_packaged
 from rlflow.config.roles.environments import default_rewards, environments_of
 from rlflow.config.roles.replies import reply_problems, stop_problems
 from rlflow.config.roles.tool_prompts import template_problems
@@ -40,7 +41,6 @@ from rlflow.rewards.forms import OPENRLHF
 from rlflow.rewards.reward_spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
 from rlflow.runs.directory import check_place
-from rlflow.runs.packaged import packaged, packaged_environment, uses_packaged
 
 
 def check_file(file: str, arguments: Sequence[str]) -> int:

@@ -97,8 +97,8 @@ def whole(context: RunContext) -> Iterator[Claim]:
     If a stage does not accept synthetic scores, yields only the claims that need the run's own scores. Raises
     StageError if the stage also fails on these scores.
     """
+    from rlflow.runs.proof.proving import dry_runs, unfinished
     from rlflow.runs.proof.reward_claims import reward_claims
-    from rlflow.runs.proving import dry_runs, unfinished
 
     stage = dry_runs(context)
     try:

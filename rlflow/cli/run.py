@@ -50,7 +50,7 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
     config, hp = resolve_config(flow, None, values)
     reporter = make_reporter(quiet, as_json, config.options.track, metrics_port=config.options.metrics_port)
 
-    from rlflow.runs.packaged import uses_packaged
+    from rlflow.config.packaged import uses_packaged
     from rlflow.runs.prepare import prepare  # loads backends, which takes seconds
     from rlflow.runs.run import is_done, start_or_resume
     from rlflow.runs.session import start_run
@@ -75,7 +75,7 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
 
 def packaged_note(flow: str, used: Mapping[str, Any]) -> str:
     """Return one line on the packaged task of a flow: its data and its model. ``used``: all values of the run."""
-    from rlflow.runs.packaged import packaged
+    from rlflow.config.packaged import packaged
 
     return (
         f"task: packaged '{packaged(flow)[0]}' (data {', '.join(used['data'])}, model "
@@ -102,7 +102,7 @@ def help_text(file: str, flow: Flow) -> str:
     """Return the text of `rlflow run FILE --help`: each flag of the flow with its type, default and
     purpose.
     """
-    from rlflow.runs.packaged import packaged
+    from rlflow.config.packaged import packaged
 
     about = flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or ""
     task, packaged_values = packaged(flow.name)

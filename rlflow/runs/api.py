@@ -17,6 +17,7 @@ from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import Program, sampling_roles
 from rlflow.config.flags import RunConfig, flat, sort_rewards, sort_values
 from rlflow.config.hub_values import HUB_FLAGS, resolve_hub_names
+from rlflow.config.packaged import packaged_values
 from rlflow.config.roles.backends import device_of
 from rlflow.config.roles.bound import bind_roles, model_of, model_uses
 from rlflow.config.roles.evaluation_sets import set_paths
@@ -30,7 +31,6 @@ from rlflow.processes.addresses import Address, addresses
 from rlflow.processes.declare import Service
 from rlflow.rewards.reward_spec import from_function
 from rlflow.runs.context import RunContext
-from rlflow.runs.packaged import packaged_values
 from rlflow.runs.planning import make_plan, place_roles, problems_before_backends
 from rlflow.runs.prepare import prepare
 from rlflow.runs.run_services import gpu_shares, settings_with_urls

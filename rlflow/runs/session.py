@@ -14,7 +14,7 @@ from rlflow.errors import Stopped
 from rlflow.monitoring import terminal
 from rlflow.monitoring.reporter import Reporter, RunInfo, alarm
 from rlflow.processes.watchdog.signals import StopSignals
-from rlflow.runs import directory, final, identity, proving, state
+from rlflow.runs import directory, final, identity, state
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
 from rlflow.runs.directory import Lost, RunFolder
@@ -22,6 +22,7 @@ from rlflow.runs.early_end import BEGUN, EarlyEnd, save_lost, texts
 from rlflow.runs.final import bounds_text
 from rlflow.runs.identity import DigestReader
 from rlflow.runs.loop import Loop
+from rlflow.runs.proof import proving
 from rlflow.runs.proof.claims import encoded, summary
 from rlflow.runs.records import Records
 

@@ -2,5 +2,5 @@
 share.
 
 The small models were trained with rlflow's `sft` flow. The choice of a run's task is in
-`rlflow.runs.packaged`. Users' data sets are read by `rlflow.data`.
+`rlflow.config.packaged`. Users' data sets are read by `rlflow.data`.
 """

@@ -10,7 +10,7 @@ import pytest
 from rlflow.author.load import load_flow
 from rlflow.cli.importers import openrlhf
 from rlflow.cli.main import exit_code
-from rlflow.runs.packaged import packaged
+from rlflow.config.packaged import packaged
 
 HERE = Path(__file__).parent
 FLAGS = (HERE / "fixtures" / "openrlhf-0.11.2-flags.txt").read_text().split()

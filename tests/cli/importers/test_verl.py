@@ -12,7 +12,7 @@ import yaml
 from rlflow.author.load import load_flow
 from rlflow.cli.importers import verl
 from rlflow.cli.main import exit_code
-from rlflow.runs.packaged import packaged
+from rlflow.config.packaged import packaged
 
 HERE = Path(__file__).parent
 WHOLE = HERE / "fixtures" / "verl-0.9.1-ppo_trainer.yaml"

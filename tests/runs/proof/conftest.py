@@ -10,7 +10,7 @@ from small_runs import prepared
 from rlflow.backends import local
 from rlflow.cli.prove import whole
 from rlflow.runs.proof.flow_claims import FlowClaims
-from rlflow.runs.proving import dry_runs
+from rlflow.runs.proof.proving import dry_runs
 
 
 @pytest.fixture

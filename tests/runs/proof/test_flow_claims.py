@@ -13,7 +13,7 @@ from rlflow.runs.proof import flow_claims
 from rlflow.runs.proof.directions import learned_rows, pushed
 from rlflow.runs.proof.dry_run import DryRunRecord
 from rlflow.runs.proof.flow_claims import FlowClaims
-from rlflow.runs.proving import dry_runs
+from rlflow.runs.proof.proving import dry_runs
 from rlflow.training.objective import New
 
 OF_EVERY_UPDATE = ("padding", "holes")

@@ -14,7 +14,7 @@ from rlflow.checkpoints.reading import load_latest
 from rlflow.errors import PlanError, StageError
 from rlflow.monitoring.explained import explanation
 from rlflow.runs.proof.claims import Claim
-from rlflow.runs.proving import refusal
+from rlflow.runs.proof.proving import refusal
 
 ALGORITHMS = ROOT / "algorithms"
 

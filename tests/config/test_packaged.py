@@ -7,8 +7,8 @@ import pytest
 
 import rlflow.data.tasks
 from rlflow.benchmarks import arithmetic
+from rlflow.config.packaged import packaged, packaged_environment
 from rlflow.data.source import open_data
-from rlflow.runs.packaged import packaged, packaged_environment
 
 pytestmark = pytest.mark.slow  # uses real processes, disks or libraries: seconds each
 
