@@ -125,12 +125,23 @@ def load(path: Path) -> ModuleType:
         if installed:
             return importlib.import_module(f"rlflow.algorithms.{path.stem}")
         name = _module_name(path)
-        return _executed(name, path, importlib.machinery.SourceFileLoader(name, str(path)))
+        return _executed(name, path, _SourceLoader(name, str(path)))
     except (Exception, SystemExit) as error:
         raise _load_error(path, error) from error
 
 
-class _TextLoader(importlib.machinery.SourceFileLoader):
+class _SourceLoader(importlib.machinery.SourceFileLoader):
+    """Always compiles the file's present text.
+
+    Python's compiled files are found by size and whole seconds, so after two saves within a second, it could run
+    the first text.
+    """
+
+    def path_stats(self, path: str) -> NoReturn:
+        raise OSError  # so that Python neither reads nor writes a compiled file
+
+
+class _TextLoader(_SourceLoader):
     """Loads a given text as a module, as if a file contained the text."""
 
     def __init__(self, name: str, path: str, text: str) -> None:
@@ -139,9 +150,6 @@ class _TextLoader(importlib.machinery.SourceFileLoader):
 
     def get_data(self, path: str) -> bytes:
         return self._text.encode()
-
-    def path_stats(self, path: str) -> NoReturn:
-        raise OSError  # so that Python neither reads nor writes a compiled file
 
 
 @lru_cache(maxsize=64)

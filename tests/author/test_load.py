@@ -1,5 +1,6 @@
 """Ways to find a flow: in a file, by name, or among the installed algorithms."""
 
+import os
 import sys
 
 import pytest
@@ -25,6 +26,16 @@ def write(tmp_path, monkeypatch):
 def test_a_file_is_loaded_once(write):
     path = write(FLOW.format(name="mine") + "print('loaded')\n")
     assert load_flow(str(path)) is load_flow(f"{path}::mine")
+
+
+def test_the_present_text_of_a_file_is_loaded_also_after_two_saves_within_a_second(write):
+    """Python's compiled files know only the size and the second of a save."""
+    for name in ("one", "two"):
+        path = write(FLOW.format(name=name))
+        os.utime(path, (1, 1))
+        load.cache_clear()
+        assert load_flow(str(path)).name == name
+    assert [each.name for each in path.parent.iterdir()] == ["mine.py"]
 
 
 def test_a_text_is_loaded_without_reading_its_file(write, tmp_path):
