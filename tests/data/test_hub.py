@@ -111,6 +111,26 @@ def test_what_is_cached_needs_no_network(hub, monkeypatch):
     assert access.pinned(hub_model("org/tiny")) == name
 
 
+def test_a_model_in_several_files_is_complete_with_all_of_them(hub):
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    files = {"config.json": "{}", "model.safetensors.index.json": json.dumps(index)}
+    shards = sorted({*index["weight_map"].values()})
+    hub.model("org/large", **files, **dict.fromkeys(shards, b"0"))
+    name = access.pinned(hub_model("org/large"))
+    assert access.lacking_weights(access.described_model(name)) == shards
+    folder = access.complete_model(name)
+    assert access.lacking_weights(folder) == []
+    (folder / shards[1]).unlink()
+    assert access.lacking_weights(folder) == shards[1:]
+
+
+def test_rows_of_another_commit_are_never_used(hub, monkeypatch):
+    access.load_data(hub_data("org/sums:main"))
+    for settings in (huggingface_hub.constants, datasets.config):
+        monkeypatch.setattr(settings, "HF_HUB_OFFLINE", True)
+    assert refused(lambda: access.load_data(hub_data(f"org/sums@{'a' * 40}:main"))).code == "hub-unreachable"
+
+
 def test_without_a_network_the_error_says_how_to_get_the_files(hub, monkeypatch):
     reach(monkeypatch, NOWHERE)
     model = refused(lambda: access.pinned(hub_model("org/tiny")))
