@@ -154,3 +154,11 @@ def test_check_knows_the_fields_of_a_named_file(file, data):
 
 def test_a_value_outside_json_is_given_as_text():
     assert given_back({"data.day": packed({"day": date(2026, 1, 2)}, "day")}) == {"day": "2026-01-02"}
+
+
+def test_a_field_that_only_a_later_record_has_is_carried():
+    records = [{"prompt": "a", "x": 1}, {"prompt": "b", "y": {"z": 2}}]
+    everything = choose_fields(records, Wanted({}, everything=True), {}, {"prompt"})
+    assert list(everything.columns.values()) == ["x", "y"]
+    named = choose_fields(iter(records), Wanted({"y.z": False, "none": False}), {}, {"prompt"})
+    assert list(named.columns.values()) == ["y.z"]
