@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -19,6 +20,7 @@ from rlflow.data.encode import Encoder, TokenizerEncoder, Wording
 from rlflow.data.faults import Fault, Room, faults, lengths
 from rlflow.data.fields import FIELDS, OF_PROJECTS, Record, Shape
 from rlflow.data.scorer import MATCH, DataShape, ScorerSpec
+from rlflow.data.stored import picked
 from rlflow.errors import PlanError, Problem
 
 if TYPE_CHECKING:
@@ -97,16 +99,20 @@ class Dataset:
         if not isinstance(self.encoder, TokenizerEncoder) or not self.encoder.chats:
             return None
         finds = self.encoder.controls.pattern.search
-        worded = [
-            record for record in self.records if self.wording.chat or not isinstance(record.prompt, str)
-        ]
-        affected = [(record, match[0]) for record in worded if (match := finds(record.question)) is not None]
-        if not affected:
+        worded = affected = 0
+        first: tuple[Record, str] | None = None
+        for record in self.records:
+            if self.wording.chat or not isinstance(record.prompt, str):
+                worded += 1
+                if (match := finds(record.question)) is not None:
+                    affected += 1
+                    first = first or (record, match[0])
+        if first is None:
             return None
-        record, token = affected[0]
+        record, token = first
         return Problem(
             "data-controls",
-            f"{len(affected)} of {len(worded)} prompts of {called or self.name} already contain control tokens",
+            f"{affected} of {worded} prompts of {called or self.name} already contain control tokens",
             record.place,
             found=f"{token} in {record.question[:60]!r}",
             expected="a question, which the template formats",
@@ -256,7 +262,7 @@ class Dataset:
             return replace(self, test=()), replace(self, records=(), test=(), dropped=0, doubles=0, faults=())
         if self.test:
             return self._with_test(held_out, seed)
-        places = [_place(record.question, seed) for record in self.records]
+        places = array("Q", (_place(record.question, seed) for record in self.records))
         if isinstance(held_out, Mapping):
             questions = self._held_out_by_source(places, held_out)
             is_held_out = [place in questions for place in places]
@@ -265,7 +271,7 @@ class Dataset:
         if all(is_held_out) or (not isinstance(held_out, Mapping) and held_out < 0):
             raise _bad_split(self, held_out)
         sides = [
-            [record for record, out in zip(self.records, is_held_out, strict=True) if out is side]
+            picked(self.records, (i for i, out in enumerate(is_held_out) if out is side))
             for side in (False, True)
         ]
         return replace(self, records=sides[0]), replace(
@@ -290,7 +296,14 @@ class Dataset:
             questions = {place for place, out in zip(places, outs, strict=True) if out}
             training, rest = replace(self, test=()).split(0)
         held = [record for record, place in zip(self.test, places, strict=True) if place in questions]
-        kept = [record for record in training.records if _place(record.question, seed) not in questions]
+        kept = picked(
+            training.records,
+            (
+                i
+                for i, record in enumerate(training.records)
+                if _place(record.question, seed) not in questions
+            ),
+        )
         if not kept:
             raise _bad_split(self, held_out)
         return replace(training, records=kept), replace(rest, records=[*rest.records, *held])

@@ -6,7 +6,7 @@ Each field is a text column with JSON. rlflow decodes it before it calls the rew
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class JsonFields:
 
 
 def choose_fields(
-    records: Sequence[Mapping[str, Any]],
+    records: Iterable[Mapping[str, Any]],
     wanted: Wanted,
     chosen: Mapping[str, str | None],
     columns: Collection[str],
@@ -55,9 +55,20 @@ def choose_fields(
     that reads one of these names gets the column, so no field is carried for it.
     """
     names = dict(wanted.names)
-    if wanted.everything:
-        names |= {str(name): False for record in records for name in record if name not in names}
-    sources = {name: _source(records, name, chosen) for name in names if name not in columns}
+    sought = {source for name in [*names, *OTHER_NAMES] for source in _candidates(name, chosen)}
+    found: set[str] = set()
+    for record in records:
+        found |= {source for source in sought - found if present(record, source)}
+        if wanted.everything:
+            names |= {str(name): False for name in record if name not in names}
+            found.update(map(str, record))
+        elif sought <= found:
+            break
+    sources = {
+        name: next((source for source in _candidates(name, chosen) if source in found), None)
+        for name in names
+        if name not in columns
+    }
     fields = {name: source for name, source in sources.items() if source}
     return JsonFields(
         {field_column(name): source for name, source in fields.items()},
@@ -65,16 +76,11 @@ def choose_fields(
     )
 
 
-def _source(records: Sequence[Mapping[str, Any]], name: str, chosen: Mapping[str, str | None]) -> str | None:
-    """Return the field of the records that provides ``name``; None if no record has such a field.
-
-    ``chosen``: the field that the user maps to each name.
-    """
-    candidates = (chosen[name],) if name in chosen else OTHER_NAMES.get(name, (name,))
-    return next(
-        (source for source in candidates if source and any(present(record, source) for record in records)),
-        None,
-    )
+def _candidates(name: str, chosen: Mapping[str, str | None]) -> tuple[str, ...]:
+    """Return the fields that may provide ``name``: the one that the user maps to it, else its other names."""
+    if name in chosen:
+        return tuple(filter(None, [chosen[name]]))
+    return OTHER_NAMES.get(name, (name,))
 
 
 def present(record: Mapping[str, Any], name: str) -> bool:

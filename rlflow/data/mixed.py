@@ -17,6 +17,7 @@ from rlflow.data.faults import refused
 from rlflow.data.json_fields import ABSENT
 from rlflow.data.prompts import Prompts, order
 from rlflow.data.shares import turns
+from rlflow.data.stored import stored
 from rlflow.errors import PlanError
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ def mixed(parts: Mapping[str, Dataset], weights: Mapping[str, Fraction] | None =
     _same_kinds(parts, declared)
     absent = dict.fromkeys((name for name, kind in declared.items() if kind == text), ABSENT)
     records, test = (
-        [
+        stored(
             replace(record, more={**absent, **record.more, SOURCE: name})
             for name, own in each.items()
             for record in own
-        ]
+        )
         for each in (
             {name: part.records for name, part in parts.items()},
             {name: part.test for name, part in parts.items()},
@@ -251,9 +252,9 @@ def fifths(data: Dataset, held_out: int) -> dict[str, int]:
     questions, or all questions of its split "test". A source with fewer than 5 questions holds out none.
     """
     total = sum(data.weights.values())
-    questions: dict[str, set[str]] = {name: set() for name in data.parts}
+    questions: dict[str, set[int]] = {name: set() for name in data.parts}
     for record in data.records:
-        questions[record.more[SOURCE]].add(record.question)
+        questions[record.more[SOURCE]].add(hash(record.question))
     most = {name: len(own) // 5 for name, own in questions.items()}
     most |= Counter(record.more[SOURCE] for record in data.test)
     return {

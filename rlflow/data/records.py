@@ -66,20 +66,30 @@ class Splits:
             raise _no_part(self.name, name, self.names)
         return name
 
+    def items(self, split: str, first: int = 0) -> Items:
+        """Yield the records of a split, and a problem for each line without a valid record.
+
+        ``first``: the number of the first record.
+        """
+        for number, item in enumerate(self.readers[split](), first):
+            yield replace(item, number=number) if isinstance(item, Raw) else item
+
     def read(self, split: str, first: int = 0) -> tuple[list[Raw], list[Problem]]:
         """Return (records, problems) of a split; a problem is a line without a valid record.
 
         ``first``: the number of the first record. Raises PlanError if nothing can be read.
         """
-        items = list(self.readers[split]())
+        items = list(self.items(split, first))
         if not items:
-            raise PlanError.of(
-                "data-empty", f"{self.name} contains no records", expected="one record or more"
-            )
-        raw = [
-            replace(item, number=number) for number, item in enumerate(items, first) if isinstance(item, Raw)
-        ]
-        return raw, [item for item in items if isinstance(item, Problem)]
+            raise self.empty()
+        return (
+            [item for item in items if isinstance(item, Raw)],
+            [item for item in items if isinstance(item, Problem)],
+        )
+
+    def empty(self) -> PlanError:
+        """Return the error for a split without a line."""
+        return PlanError.of("data-empty", f"{self.name} contains no records", expected="one record or more")
 
 
 def read(where: Path | HubName, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
@@ -184,15 +194,16 @@ def _object(line: bytes, place: Place) -> Raw | Problem:
     return Raw(value, place)
 
 
-def _parquet(path: Path) -> Iterator[Raw | Problem]:
+def _parquet(path: Path) -> Items:
     parquet = require("pyarrow.parquet", extra="tasks")
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+            yield from _numbered(rows, str(path))
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise PlanError.of(
             "data-parquet", f"{path} is not a readable Parquet file: {error}", expected="a Parquet file"
         ) from error
-    return _numbered(table.to_pylist(), str(path))
 
 
 def _folder(path: Path) -> dict[str, Callable[[], Items]]:

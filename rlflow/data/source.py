@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from rlflow.data.hub_names import HubName, hub_data
 from rlflow.data.json_fields import NOTHING, Wanted, choose_fields
 from rlflow.data.paths import is_task
 from rlflow.data.records import Raw, Splits
+from rlflow.data.stored import picked, stored
 from rlflow.errors import PlanError, Problem, listed, nearest
 
 STEP = 1024  # number of records that are encoded at once
@@ -101,34 +102,38 @@ def open_data(
     return dataset if max_prompt is None else _short_enough(dataset, max_prompt)
 
 
-def _with_conversations(questions: Sequence[Record], wording: Wording) -> list[Record]:
+def _with_conversations(questions: Sequence[Record], wording: Wording) -> Sequence[Record]:
     """Add the column CONVERSATION to records: the prompt as the data have it.
 
     If the user gives a system message, all prompts are messages.
     """
     chat = replace(wording, chat=True)
-    prompts = [record.prompt if wording.system is None else chat.of(record) for record in questions]
-    texts = [prompt if isinstance(prompt, str) else packed(prompt) for prompt in prompts]
-    return [
+    prompts = (record.prompt if wording.system is None else chat.of(record) for record in questions)
+    texts = (prompt if isinstance(prompt, str) else packed(prompt) for prompt in prompts)
+    return stored(
         replace(record, more={**record.more, CONVERSATION: value})
         for record, value in zip(questions, texts, strict=True)
-    ]
+    )
 
 
-def _texts(questions: Sequence[Record]) -> tuple[list[Record], int]:
+def _texts(questions: Sequence[Record]) -> tuple[Sequence[Record], int]:
     """Convert prompts that are a single plain user message to plain text.
 
     Returns (records, how many changed). Used if the tokenizer has no chat template.
     """
-    alone = [
-        not isinstance(record.prompt, str)
-        and [(message["role"], is_plain(message)) for message in record.prompt] == [("user", True)]
-        for record in questions
-    ]
-    return [
-        replace(record, prompt=record.question) if lone else record
-        for record, lone in zip(questions, alone, strict=True)
-    ], sum(alone)
+    alone = sum(map(_is_alone, questions))
+    if not alone:
+        return questions, 0
+    return stored(
+        replace(record, prompt=record.question) if _is_alone(record) else record for record in questions
+    ), alone
+
+
+def _is_alone(record: Record) -> bool:
+    """Whether the prompt is a single plain message of the user."""
+    return not isinstance(record.prompt, str) and [
+        (message["role"], is_plain(message)) for message in record.prompt
+    ] == [("user", True)]
 
 
 def _unused(settings: Mapping[str, object], why: str) -> None:
@@ -191,23 +196,25 @@ def _read(
     source = records.opened(where)
     part = (where.split if isinstance(where, HubName) else None) or split
     chosen = source.chosen(part, "test" if evaluates else "train")
-    raw, problems = source.read(chosen)
     name = source.name
     own = {
-        name: source
-        for name, source in fields.items()
+        name: field
+        for name, field in fields.items()
         if name in (*FIELDS, *columns) or name not in wanted.names
     }
-    mapping = _mapping(raw, own, columns, bad, completions) if raw else None
+    problems: list[Problem] = []
+    first = next(_raw(source, chosen), None)
+    mapping = _mapping(_raw(source, chosen), own, columns, bad, completions) if first is not None else None
     if mapping and wanted.any:
-        json_fields = choose_fields(
-            [item.fields for item in raw], wanted, fields, {"prompt", *mapping.fields, *columns}
-        )
-        mapping = replace(mapping, json_fields=json_fields)
+        each = (item.fields for item in _raw(source, chosen))
+        taken = {"prompt", *mapping.fields, *columns}
+        mapping = replace(mapping, json_fields=choose_fields(each, wanted, fields, taken))
+    usable = stored(_records(source.items(chosen), mapping, problems))
+    if not usable and not problems:
+        raise source.empty()
     apart = not part and not evaluates
-    count = len(raw) + len(problems)
+    count = len(usable) + len(problems)
     test, of_test = _test_records(source, chosen, mapping, count) if mapping and apart else ([], [])
-    usable = _records(raw, mapping, problems) if mapping else []
     problems += of_test
     faults = [Fault("unreadable", problem) for problem in sorted(problems, key=_line)]
     if faults and (bad == "stop" or mapping is None):
@@ -224,47 +231,53 @@ def _read(
         "declared": declared,
         "fields": sources,
         "faults": tuple(faults),
-        "unread": _unread(raw, sources) if mapping else (),
+        "unread": _unread(first, sources) if first is not None else (),
     }
 
 
-def _records(raw: Sequence[Raw], mapping: Mapped, problems: list[Problem]) -> list[Record]:
-    """Convert the file's raw records, and return those that fit. Append to ``problems`` what is wrong with
-    the others."""
-    usable: list[Record] = []
-    for item in raw:
-        try:
-            usable.append(mapping.record(item))
-        except PlanError as error:
-            problems += error.problems
-    return usable
+def _raw(source: Splits, split: str) -> Iterator[Raw]:
+    return (item for item in source.items(split) if isinstance(item, Raw))
+
+
+def _records(
+    items: Iterable[Raw | Problem], mapping: Mapped | None, problems: list[Problem]
+) -> Iterator[Record]:
+    """Yield the records of the file's records. Append the problems of the others to ``problems``."""
+    for item in items:
+        if isinstance(item, Problem):
+            problems.append(item)
+        elif mapping is not None:
+            try:
+                yield mapping.record(item)
+            except PlanError as error:
+                problems += error.problems
 
 
 def _test_records(
     source: Splits, chosen: str, mapping: Mapped, first: int
-) -> tuple[list[Record], list[Problem]]:
+) -> tuple[Sequence[Record], list[Problem]]:
     """Return (records, problems) of the split "test", unless none of its records fits or it is ``chosen``.
 
     ``first``: the number of its first record.
     """
     if TEST not in source.names or chosen == TEST:
         return [], []
-    raw, problems = source.read(TEST, first)
-    test = _records(raw, mapping, problems)
+    problems: list[Problem] = []
+    test = stored(_records(source.items(TEST, first), mapping, problems))
     return (test, problems) if test else ([], [])
 
 
-def _unread(raw: Sequence[Raw], fields: Mapping[str, str]) -> tuple[str, ...]:
+def _unread(first: Raw, fields: Mapping[str, str]) -> tuple[str, ...]:
     """Return the fields of the first record that are not used.
 
     A field counts as used if a nested field in it is.
     """
-    needed = {field.partition(".")[0] if field not in raw[0].fields else field for field in fields.values()}
-    return tuple(str(name) for name in raw[0].fields if name not in needed)
+    needed = {field.partition(".")[0] if field not in first.fields else field for field in fields.values()}
+    return tuple(str(name) for name in first.fields if name not in needed)
 
 
 def _mapping(
-    raw: Sequence[Raw],
+    raw: Iterable[Raw],
     fields: Mapping[str, str | None],
     columns: Mapping[str, Kind],
     bad: Literal["stop", "skip"],
@@ -327,7 +340,7 @@ def _short_enough(data: Dataset, limit: int) -> Dataset:
     too_long = {i for i, fault in test.faulty(range(len(test))).items() if fault.cause == "too_long"}
     return replace(
         data,
-        records=[record for i, record in enumerate(data.records) if i not in long],
-        test=[record for i, record in enumerate(data.test) if i not in too_long],
+        records=picked(data.records, (i for i in range(len(data)) if i not in long)),
+        test=picked(data.test, (i for i in range(len(test)) if i not in too_long)),
         dropped=len(long) + len(too_long),
     )
