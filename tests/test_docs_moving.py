@@ -4,6 +4,7 @@ reports what the page says."""
 import json
 import re
 import shlex
+import shutil
 
 import pytest
 from sources import ROOT, TASKS
@@ -148,8 +149,12 @@ def test_imported_settings_match_the_page(tmp_path, monkeypatch):
     (tmp_path / "entropy.sh").write_text(script + " actor_rollout_ref.actor.entropy_coeff=0.001\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    (block,) = re.findall(r"^```console\n(\$ rlflow import.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+    fixtures = ROOT / "tests" / "cli" / "importers" / "fixtures"
+    shutil.copy(fixtures / "trl-1.16.0-readme.py.txt", "train.py")
+    shutil.copy(fixtures / "trl-grpo.yaml", "grpo.yaml")
+    blocks = re.findall(r"^```console\n(\$ rlflow import.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for part in re.split(r"^\$ ", "".join(blocks), flags=re.MULTILINE)[1:]:
         line, _, shown = part.partition("\n")
         command, _, code = line.partition("  # exits ")
         exit_code, printed = run_command(command)

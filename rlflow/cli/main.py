@@ -133,7 +133,7 @@ def diff(first: File, second: File) -> None:
 
 @app.command("import")
 def import_(
-    project: Annotated[str, typer.Argument(help="verl or openrlhf", show_default=False)],
+    project: Annotated[str, typer.Argument(help="verl, openrlhf or trl", show_default=False)],
     file: Annotated[
         str,
         typer.Argument(

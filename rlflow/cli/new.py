@@ -224,15 +224,15 @@ def import_settings(project: str, file: Path, out: Path) -> int:
     A key that changes the mathematics and has no counterpart becomes a comment in the file, with a warning.
     Writes nothing and raises PlanError if a value cannot be read, or if rlflow has no such algorithm.
     """
-    from rlflow.cli.importers import openrlhf, verl
+    from rlflow.cli.importers import openrlhf, trl, verl
 
-    projects = {"verl": verl, "openrlhf": openrlhf}
+    projects = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
     if project not in projects:
         raise PlanError.of(
             "import",
             f"settings of '{project}' cannot be imported",
             found=project,
-            expected="verl or openrlhf",
+            expected="verl, openrlhf or trl",
             nearest=nearest(project, projects),
             remedy="docs/moving.md lists the names of other projects' settings in rlflow",
         )
@@ -268,7 +268,7 @@ def _text(file: Path) -> str:
 
     Raises PlanError if it is not a readable regular file of at most LONGEST bytes.
     """
-    expected = f"a script of at most {LONGEST >> 20} MiB; for verl also a .yaml"
+    expected = f"a script of at most {LONGEST >> 20} MiB; for verl and TRL also a .yaml"
     try:
         data = durable.read(Path(os.path.realpath(file)), LONGEST)
         if len(data) <= LONGEST:
