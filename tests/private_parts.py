@@ -64,33 +64,42 @@ def check_parts(library: str, file: str, parts: Parts) -> None:
         )
 
 
-def elsewhere(library: str, allowed: Iterable[str], *internals: str) -> list[str]:
+def elsewhere(library: str, allowed: Iterable[str], parts: Parts, *internals: str) -> list[str]:
     """Return the places, as FILE:LINE, where rlflow names a private part of a library in other files.
 
     A part is private if a word of its dotted name begins with an underscore, or if the name begins with one
-    of ``internals``.
+    of ``internals``. An attribute of any object is private if it has the name of one of the private ``parts``.
     """
+    attributes = {word for part in parts if (word := part.rpartition(".")[2]).startswith("_")}
     files = [each for each in sources("rlflow", "backends") if each.path.as_posix() not in set(allowed)]
     return [
         f"{each.path}:{line}: {name}"
         for each in files
         for line, name in names(each)
-        if name.partition(".")[0] == library
-        and (
-            any(word.startswith("_") and not word.startswith("__") for word in name.split("."))
-            or name.startswith(internals)
-        )
+        if (name.partition(".")[0] == library and (_private(name) or name.startswith(internals)))
+        or (name.startswith(".") and name[1:] in attributes)
     ]
 
 
 def names(each: Source) -> Iterable[tuple[int, str]]:
-    """Yield (line, dotted name) of each import, each attribute, and each text that may name a module."""
+    """Yield (line, dotted name) of each import, each attribute of a module, and each text that may name a
+    module; and (line, ".NAME") of each attribute."""
     for node in each.nodes:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.Attribute):
-            yield node.lineno, ast.unparse(node)
+            yield node.lineno, f".{node.attr}"
+            words, inner = [node.attr], node.value
+            while isinstance(inner, ast.Attribute):
+                words.append(inner.attr)
+                inner = inner.value
+            if isinstance(inner, ast.Name):
+                yield node.lineno, ".".join([inner.id, *reversed(words)])
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
             yield node.lineno, node.value
+
+
+def _private(name: str) -> bool:
+    return any(word.startswith("_") and not word.startswith("__") for word in name.split("."))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import importlib
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlflow.backends.vllm import internals
 from rlflow.errors import PlanError
 from rlflow.training.weight_sync.exchange import TEXT, exchange
 
@@ -64,7 +64,7 @@ class EngineRank:
         """Raise PlanError if this process already shares an engine with ranks other than the ranks of this
         engine. vLLM has one set of process groups per process, and reuses it without a check."""
         first = self.rank - self.rank % self.size
-        grouped, own = _state().get_tp_group().ranks, list(range(first, first + self.size))
+        grouped, own = internals.engine_group().ranks, list(range(first, first + self.size))
         if grouped != own:
             raise PlanError.of(
                 "rank-order",
@@ -77,8 +77,7 @@ class EngineRank:
     def name_segments(self) -> None:
         """Give the shared memory of this pool unique names. vLLM's own names contain only ranks. They would
         collide with the names of another pool on this machine, or with files that a dead pool left behind."""
-        communicator = importlib.import_module("vllm.distributed.device_communicators.cpu_communicator")
-        communicator._CPUSHMDistributed.make_group_name = staticmethod(self._segment)
+        internals.name_segments(self._segment)
 
     def _segment(self, communicator: Any) -> str:
         return f"rlflow-{self.run}-{communicator.unique_name.replace(':', '-')}-{'-'.join(map(str, communicator.ranks))}"
@@ -98,21 +97,14 @@ class EngineRank:
         if self.size == 1:
             return True
         digest = hashlib.sha256(repr(own).encode()).hexdigest()
-        return set(exchange(digest, TEXT, _state().get_tp_group().cpu_group)) == {digest}
-
-
-def _state() -> Any:
-    """Return vLLM's module with the process groups, of which a process has one set."""
-    return importlib.import_module("vllm.distributed.parallel_state")
+        return set(exchange(digest, TEXT, internals.engine_group().cpu_group)) == {digest}
 
 
 def _drop_queues() -> None:
     """Unlink the shared memory and sockets of the queues with which vLLM's groups send objects. The rank that
     made a queue would unlink them when it ends, but workers are killed."""
-    for queue in (
-        group.mq_broadcaster for reference in _state()._groups.values() if (group := reference()) is not None
-    ):
-        if queue is not None and queue.buffer is not None and queue.buffer.is_creator:
+    for queue in internals.queues():
+        if queue.buffer is not None and queue.buffer.is_creator:
             queue.buffer.shared_memory.unlink()
             queue.buffer.is_creator = False
             for address in (queue.handle.local_subscribe_addr, queue.handle.local_notify_addr):

@@ -7,11 +7,12 @@ import importlib
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from rlflow.backends.vllm.internals import ENGINE
 from rlflow.errors import PlanError
 from rlflow.extras import install_line
 
@@ -61,7 +62,7 @@ def imported(device: str) -> Any:
     logging.getLogger("vllm").setLevel(level)
     try:
         vllm = importlib.import_module("vllm")
-        importlib.import_module("vllm.v1.engine.llm_engine")
+        importlib.import_module(ENGINE)
     except (ImportError, RuntimeError, OSError) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "vllm"
         raise PlanError.of(
@@ -80,35 +81,3 @@ def imported(device: str) -> Any:
             remedy=remedy,
         )
     return vllm
-
-
-def keep_weights_live() -> None:
-    """Make vLLM on a CPU keep the weights of linear layers as they are, and multiply with PyTorch. By
-    default, vLLM packs these weights and empties the originals, so they could not be written in place."""
-    layers: Any = importlib.import_module("vllm.model_executor.layers.utils")
-    layers.dispatch_cpu_unquantized_gemm = _multiply_as_stored
-
-
-def know(architectures: Iterable[str]) -> None:
-    """Register these architectures with vLLM in this process. Otherwise, vLLM would inspect them in a new
-    process, which imports everything again."""
-    registry = importlib.import_module("vllm").ModelRegistry
-    for name in architectures:
-        if hasattr(known := registry.models.get(name), "load_model_cls"):
-            registry.register_model(name, known.load_model_cls())
-
-
-def keep_groups() -> None:
-    """Make vLLM keep torch's process groups when an engine ends. By default, it destroys all groups of its
-    process, including the trainer's."""
-    core: Any = importlib.import_module("vllm.v1.engine.core")
-    core.cleanup_dist_env_and_memory = lambda shutdown_ray=False: None
-
-
-def leave_memory() -> None:
-    """Prevent vLLM from binding all memory of this process, including the trainer's, to one NUMA node."""
-    torch.ops._C.init_cpu_memory_env = lambda nodes: None
-
-
-def _multiply_as_stored(layer: Any, remove_weight: bool) -> None:
-    layer.cpu_linear = torch.nn.functional.linear

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import itertools
 import threading
 import time
@@ -19,16 +18,10 @@ from torch import Tensor, nn
 
 from rlflow.author.seeds import signed, uniforms_at
 from rlflow.backends.local.sampling import inverse, truncated
+from rlflow.backends.vllm import internals
 from rlflow.backends.vllm.parallel import EngineRank
 from rlflow.backends.vllm.settings import GeneratorSettings
-from rlflow.backends.vllm.surroundings import (
-    imported,
-    keep_groups,
-    keep_weights_live,
-    know,
-    leave_memory,
-    prepared,
-)
+from rlflow.backends.vllm.surroundings import imported, prepared
 from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import ModelSpec, Sampling
 
@@ -104,17 +97,17 @@ class VllmEngine:
         self.seat = EngineRank.of_pool(settings.tensor_parallel)
         with prepared(spec.device, **self.seat.variables(spec.device)):
             self.vllm = imported(spec.device)
-            keep_groups()
-            know(architectures)
+            internals.keep_groups()
+            internals.know(architectures)
             if spec.device == "cpu":
-                leave_memory()
-                keep_weights_live()
+                internals.leave_memory()
+                internals.keep_weights_live()
                 self.seat.name_segments()
             self.llm = self._started(spec, settings)
         self.seat.drop_segments()
         self.seat.check_group()
         self.direct = live(self.module)
-        self.draws = draw_by_row_seed(self.llm.model_executor.driver_worker.worker.model_runner)
+        self.draws = draw_by_row_seed(internals.model_runner(self.llm))
         self.version = 0
         self._names = itertools.count()
         self._calls, self._line, self._between = threading.Lock(), threading.Lock(), threading.Lock()
@@ -126,11 +119,8 @@ class VllmEngine:
             raise refusal(spec, error) from error
 
     def _started(self, spec: ModelSpec, settings: GeneratorSettings) -> Any:
-        arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs(
-            **self._arguments(spec, settings)
-        )
         try:
-            return importlib.import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(arguments)
+            return internals.make_engine(self._arguments(spec, settings))
         except (ValueError, AssertionError, NotImplementedError) as error:
             raise refusal(spec, error) from error
 
@@ -164,8 +154,7 @@ class VllmEngine:
     def module(self) -> nn.Module:
         """This rank's part of the live model. If you change its parameters, the engine uses the new
         values."""
-        module: nn.Module = self.llm.model_executor.driver_worker.worker.get_model()
-        return module
+        return internals.model(self.llm)
 
     def answers(self) -> bool:
         """Sample one token as a test and return True. If the engine fails, raises its error."""
@@ -260,7 +249,7 @@ class VllmEngine:
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
-            output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
+            output_kind=internals.only_new_tokens(),
         )
 
     def _step(self, under_way: Mapping[str, Row], stops: Stops) -> list[str]:

@@ -29,7 +29,7 @@ def test_ray_has_the_private_parts():
 
 
 def test_only_one_file_names_private_parts_of_ray():
-    assert elsewhere("ray", [FILE]) == []
+    assert elsewhere("ray", [FILE], PARTS) == []
 
 
 def test_a_missing_part_and_a_missing_parameter_are_reported():

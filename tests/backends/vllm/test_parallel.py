@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlflow.backends.vllm import parallel
+from rlflow.backends.vllm import internals
 from rlflow.backends.vllm.parallel import EngineRank
 from rlflow.errors import PlanError
 
@@ -14,7 +14,7 @@ from rlflow.errors import PlanError
 @pytest.mark.parametrize(("size", "own"), [(1, [1]), (2, [0, 1]), (4, [0, 1, 2, 3])])
 def test_a_process_that_shares_engines_with_other_ranks_is_refused(monkeypatch, size, own):
     found = SimpleNamespace(ranks=own)
-    monkeypatch.setattr(parallel, "_state", lambda: SimpleNamespace(get_tp_group=lambda: found))
+    monkeypatch.setattr(internals, "engine_group", lambda: found)
     place = EngineRank(1, 4, size, "run")
     place.check_group()
     found.ranks = [1, 7]

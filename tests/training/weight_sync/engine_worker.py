@@ -38,7 +38,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
-from rlflow.backends.vllm.surroundings import know
+from rlflow.backends.vllm.internals import know
 from rlflow.training.weight_sync.kinds import replicated
 from rlflow.training.weight_sync.proof import patterns, prove, together
 from rlflow.training.weight_sync.shards import ties_of
