@@ -13,14 +13,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rlflow.author import torch_private
 from rlflow.backends.fsdp.files import Files, load_empty
 from rlflow.backends.fsdp.ranks import Ranks, box, own, whole
 from rlflow.backends.local import lora
 from rlflow.backends.local.network import Network
 from rlflow.backends.local.read_model import computes_low, parts
 from rlflow.backends.local.settings import TrainerSettings
+from rlflow.backends.local.transformers_internals import GradientCheckpointingLayer
 from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import Head, ModelSpec
 
@@ -188,8 +189,8 @@ class ShardedNetwork(Network):
         does not have belongs to a new head, and becomes zero."""
         state = self.module.state_dict(keep_vars=True)
         empty = {lora.plain(name) for name, tensor in state.items() if tensor.is_meta}
-        self.root._apply(
-            lambda t: torch.empty_like(t, device=spec.device) if t.is_meta else t.to(spec.device)
+        torch_private.change_tensors(
+            self.root, lambda t: torch.empty_like(t, device=spec.device) if t.is_meta else t.to(spec.device)
         )
         files = Files(Path(str(spec.folder)), self.module.base_model_prefix)
         for names, tensor in self.own():

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlflow.author import torch_private
 from rlflow.author.batch import Batch
 from rlflow.backends import local
 from rlflow.backends.fsdp.files import Files
@@ -125,7 +126,7 @@ class Trainer(local.Trainer):
                 square += torch.linalg.vector_norm(own(parameter.grad)).double().square() / copies(parameter)
         dist.all_reduce(square)
         norm = float(square.sqrt())
-        torch._foreach_mul_(gradients, min(1.0, self.settings.max_grad_norm / (norm + 1e-6)))
+        torch_private.multiply_all(gradients, min(1.0, self.settings.max_grad_norm / (norm + 1e-6)))
         return norm
 
     def _learning(self) -> Iterator[tuple[str, Tensor]]:

@@ -22,15 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rlflow.author import torch_private
 from rlflow.author.scope import with_value
 from rlflow.backends.local.branches import StepMask, attend_step
 from rlflow.backends.local.packing import Block, Run
 from rlflow.backends.local.positions import Visible, by_positions
+from rlflow.backends.local.transformers_internals import ALL_ATTENTION_FUNCTIONS
 
-_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_FORWARD, _BACKWARD = torch_private.flash_for_cpu()
 _PACKED: ContextVar[tuple[Block, ...] | None] = ContextVar("packed", default=None)
 
 

@@ -16,11 +16,11 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from rlflow.author.scope import with_value
 from rlflow.backends.local.cache import GrowingLayer
 from rlflow.backends.local.positions import Visible, by_positions
+from rlflow.backends.local.transformers_internals import Cache
 
 EXACT = (torch.float32, torch.float64)  # shorter dtypes would round scores before the softmax
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+from rlflow.backends.local.transformers_internals import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 SPARE = 64  # additional tokens of capacity; buffers also grow by half
 

@@ -15,15 +15,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._triton import has_triton
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rlflow.author import torch_private
 from rlflow.author.batch import Batch
 from rlflow.backends.local.network import Network
 from rlflow.backends.local.packing import packed
 from rlflow.backends.local.passes import hidden_states
 from rlflow.backends.local.sequences import Sequences, sequences
+from rlflow.backends.local.transformers_internals import ALL_ATTENTION_FUNCTIONS, GradientCheckpointingLayer
 from rlflow.errors import PlanError
 
 # maximum graphs of one function: one for each kind of layer, with and without gradient, of all models in the
@@ -37,7 +36,7 @@ ALONE = {"prompt_tokens": [[0] * 8], "tokens": [[0] * 105]}
 
 def check_compiler(device: str) -> None:
     """Raise PlanError if torch finds no compiler for this type of device (cpu or cuda)."""
-    reason = missing(device)
+    reason = torch_private.missing_compiler(device)
     if reason:
         raise PlanError.of(
             "no-compiler",
@@ -49,19 +48,6 @@ def check_compiler(device: str) -> None:
             if device == "cpu"
             else "install the CUDA build of torch, or leave --ROLE.compile out",
         )
-
-
-def missing(device: str) -> str:
-    """Return the reason why torch cannot compile for this type of device; "" if it can."""
-    if device != "cpu":
-        return "" if has_triton() else "no Triton that works with this device"
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except (exc.InvalidCxxCompiler, OSError) as error:
-        return f"no C++ compiler ({type(error).__name__})"
-    return ""
 
 
 def compile_layers(network: Network, *, packs: bool) -> None:
@@ -93,8 +79,7 @@ def compile_layers(network: Network, *, packs: bool) -> None:
 def _prepare() -> None:
     """In this process, raise torch's limits on the number of graphs, and exclude attention from
     compilation."""
-    torch._dynamo.config.recompile_limit = GRAPHS
-    torch._dynamo.config.accumulated_recompile_limit = GRAPHS * 4
+    torch_private.limit_graphs(GRAPHS, GRAPHS * 4)
     plain: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
     ALL_ATTENTION_FUNCTIONS["sdpa"] = torch.compiler.disable(plain, reason="attention by blocks of rows")
 
@@ -119,12 +104,9 @@ def _call(network: Network, layout: Sequences, learning: list[nn.Parameter]) -> 
 @contextlib.contextmanager
 def _compilable(network: Network) -> Iterator[None]:
     """Return a context in which errors of torch's compilers and of g++ become PlanErrors."""
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._inductor.exc import CppCompileError
-
     try:
         yield
-    except (TorchDynamoException, CppCompileError) as error:
+    except torch_private.compile_errors() as error:
         raise PlanError.of(
             "compile",
             f"compile: layers of {type(network.module).__name__} do not compile",

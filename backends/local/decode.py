@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import masking_utils
-from transformers.cache_utils import Cache
 
 from rlflow.author.scope import with_value
 from rlflow.backends.local.attention import PackedMask, mask_of_packed, without_cudnn
@@ -27,6 +25,12 @@ from rlflow.backends.local.endings import Endings
 from rlflow.backends.local.network import Network
 from rlflow.backends.local.passes import alike
 from rlflow.backends.local.sampling import draw
+from rlflow.backends.local.transformers_internals import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    Cache,
+    causal_mask_function,
+    sdpa_mask,
+)
 from rlflow.errors import PlanError
 from rlflow.training.protocols import Sampling
 
@@ -48,13 +52,13 @@ def _sdpa_mask(
 ) -> Tensor | PackedMask | StepMask | None:
     """Replace the mask function of transformers. The replacement behaves differently only within ``known``,
     and for packed or branched rows."""
-    visible = options.get("mask_function", masking_utils.causal_mask_function)
+    visible = options.get("mask_function", causal_mask_function)
     if (packed := mask_of_packed(options.get("local_size"), visible, use_vmap)) is not None:
         return packed
     if (step := mask_of_step(options.get("local_size"), visible, use_vmap)) is not None:
         return step
     look = attention_mask is None or not _KNOWN.get()
-    return masking_utils.sdpa_mask(
+    return sdpa_mask(
         *args,
         attention_mask=attention_mask,
         allow_is_causal_skip=allow_is_causal_skip and look,
@@ -63,7 +67,7 @@ def _sdpa_mask(
     )
 
 
-masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _sdpa_mask
+ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _sdpa_mask
 
 
 IDLE = 0.2  # share of finished rows at which the cache is copied without the finished rows

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.author import torch_private
 from rlflow.backends.local.network import Network
 from rlflow.backends.local.sampling import LARGE
 
@@ -35,19 +36,18 @@ def add_by_rows(network: Network) -> None:
 
 
 def _replace(replaced: list[Tensor], embeddings: Any, _inputs: Any) -> None:
-    """Replace the parameter with a second leaf. Module.__setattr__ is bypassed, because it accepts only
-    parameters."""
+    """Replace the parameter with a second leaf."""
     weight = embeddings.weight
     if torch.is_grad_enabled() and weight.requires_grad:
         leaf = weight.detach().requires_grad_()
         leaf.register_post_accumulate_grad_hook(partial(_add_rows, weight))
         replaced.append(weight)
-        embeddings._parameters["weight"] = leaf
+        torch_private.replace_parameter(embeddings, "weight", leaf)
 
 
 def _restore(replaced: list[Tensor], embeddings: Any, _inputs: Any, _outputs: Any) -> None:
     if replaced:
-        embeddings._parameters["weight"] = replaced.pop()
+        torch_private.replace_parameter(embeddings, "weight", replaced.pop())
 
 
 def _add_rows(weight: Tensor, leaf: Tensor) -> None:

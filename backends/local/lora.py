@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from rlflow.backends.local.settings import TrainerSettings
+from rlflow.backends.local.transformers_internals import Conv1D
 from rlflow.errors import PlanError
 from rlflow.extras import require
 

@@ -20,6 +20,7 @@ from typing import IO
 import torch
 from torch import Tensor, UntypedStorage
 
+from rlflow.author import torch_private
 from rlflow.backends.local.heap import give_back
 
 
@@ -110,7 +111,7 @@ def _storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
     file, is first copied to memory that torch has allocated."""
     by_storage: dict[int, list[Tensor]] = {}
     for tensor in tensors:
-        by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+        by_storage.setdefault(torch_private.storage_key(tensor), []).append(tensor)
     for tensors_of in by_storage.values():
         storage = tensors_of[0].untyped_storage()
         if not storage.resizable():

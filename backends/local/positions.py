@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from transformers import masking_utils
+
+from rlflow.backends.local.transformers_internals import causal_mask_function
 
 # transformers' mask function: batch, head, query's place, key's place → bool
 Visible = Callable[[Any, Any, Tensor, Tensor], Any]
@@ -19,5 +20,5 @@ def by_positions(visible: Visible, local_size: int | None, longest: int, use_vma
     positions."""
     if use_vmap:
         raise ValueError("found a model with its own mask, expected masks that depend on positions alone")
-    plain = visible is masking_utils.causal_mask_function or (local_size and longest <= local_size)
+    plain = visible is causal_mask_function or (local_size and longest <= local_size)
     return None if plain else visible

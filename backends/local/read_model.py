@@ -11,12 +11,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, modeling_utils
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.utils import logging
 
 from rlflow.backends.local import lora
 from rlflow.backends.local.settings import TrainerSettings
+from rlflow.backends.local.transformers_internals import GradientCheckpointingLayer, modeling_utils
 from rlflow.errors import PlanError, listed
 from rlflow.training import pretrained
 from rlflow.training.protocols import ModelSpec

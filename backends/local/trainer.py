@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.author import torch_private
 from rlflow.author.batch import Batch, Data, pad, ramp
 from rlflow.author.columns import Kind, Level
 from rlflow.author.loss import Loss, Quantity
@@ -194,7 +195,7 @@ class Trainer:
         such parameters must never be saved."""
         held = [(name, part) for name, part in self._learning() if part.numel()]
         sizes = (
-            torch.stack(torch._foreach_norm([part for _, part in held], torch.inf))
+            torch.stack(list(torch_private.largest_of_each([part for _, part in held])))
             if held
             else torch.zeros(0)
         )

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlflow.author import torch_private
+
 _LENDING = threading.Lock()  # the first clone changes how the storage owns its memory
 # address → file memory that can be mapped again
 _FILES: weakref.WeakValueDictionary[int, FileMemory] = weakref.WeakValueDictionary()
@@ -40,7 +42,7 @@ def writable_copy(tensor: Tensor) -> Tensor:
     ):
         return tensor.clone()
     with _LENDING:
-        return torch._lazy_clone(tensor)
+        return torch_private.lazy_clone(tensor)
 
 
 def address(tensor: Tensor) -> int:
@@ -48,8 +50,7 @@ def address(tensor: Tensor) -> int:
 
     Unlike ``data_ptr()``, this does not copy copy-on-write memory.
     """
-    storage: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
-    return storage + int(tensor.storage_offset()) * tensor.element_size()
+    return torch_private.storage_address(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 
 class FileMemory:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from rlflow.author import torch_private
 from rlflow.processes.interfaces import Interface
 from rlflow.processes.watchdog import beside, private
 from rlflow.training.weight_sync.segment import machine
@@ -73,11 +74,7 @@ def group_of_threads(store: Any, rank: int, ranks: int) -> Any:
     group of processes. It is not torch's default group, because a process can have only one default group.
     """
     gloo: Any = cast("Any", dist).ProcessGroupGloo
-    options = gloo._Options()
-    options._devices, options._timeout = (
-        [gloo.create_device(hostname=LOOPBACK.address)],
-        timedelta(seconds=SECONDS),
-    )
+    options = torch_private.gloo_options(LOOPBACK.address, timedelta(seconds=SECONDS))
     return gloo(store, rank, ranks, options)
 
 

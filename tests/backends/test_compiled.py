@@ -15,10 +15,10 @@ from training_claims import check_same, copied
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from rlflow import loss
+from rlflow.author.torch_private import missing_compiler
 from rlflow.backends.deepspeed.trainer import TrainerSettings as DeepSpeedSettings
 from rlflow.backends.fsdp.settings import TrainerSettings as FsdpSettings
 from rlflow.backends.local import Trainer
-from rlflow.backends.local.compiled import missing
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec
@@ -32,7 +32,7 @@ def test_other_trainers_refuse_compilation_by_name(settings, name):
 
 
 def test_layers_are_compiled_only_on_request():
-    assert missing("cpu") == "" if shutil.which("g++") else missing("cpu")
+    assert missing_compiler("cpu") == "" if shutil.which("g++") else missing_compiler("cpu")
     assert not TrainerSettings().compile
 
 
@@ -120,7 +120,7 @@ def in_a_process(folder, initial, out):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(missing("cpu")), reason="torch finds no compiler here")
+@pytest.mark.skipif(bool(missing_compiler("cpu")), reason="torch finds no compiler here")
 def test_compiled_layers_agree_to_rounding_and_resume_exactly(folders, tmp_path):
     """In float64 (Gemma's norms stay in float32): packed rows, padded rows without a gradient, a sliding
     window, and no new graph for other sizes.

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
+from rlflow.author import torch_private
 from rlflow.errors import PlanError
 from rlflow.execution.role_model import Model
 from rlflow.training.protocols import ShowsDestinations, ShowsPieces
@@ -156,4 +157,4 @@ def storages(pieces: Mapping[str, TensorViews]) -> list[int]:
     An identity stays the same if weights are offloaded and loaded again at another address. Addresses are not
     used, because they may change on one rank only.
     """
-    return [piece.view.untyped_storage()._cdata for views in pieces.values() for piece in views.pieces]
+    return [torch_private.storage_key(piece.view) for views in pieces.values() for piece in views.pieces]

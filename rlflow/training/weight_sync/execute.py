@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlflow.author import torch_private
 from rlflow.errors import PlanError
 from rlflow.training.weight_sync.boxes import Box, lengths, volume
 from rlflow.training.weight_sync.layout import TensorShard
@@ -34,7 +35,7 @@ class Copies:
     def make(self) -> None:
         """Copy every source into its destination, converted to the destination's dtype."""
         if self.into:
-            torch._foreach_copy_(self.into, self.out_of)
+            torch_private.copy_all(self.into, self.out_of)
 
 
 class Resharder:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -20,6 +19,7 @@ import torch.multiprocessing  # makes ForkingPickler send handles of memory inst
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from rlflow.author import torch_private
 from rlflow.errors import PlanError
 from rlflow.training.weight_sync.exchange import TEXT, exchange
 from rlflow.training.weight_sync.segment import HEAD, Segment, check_machines, machine
@@ -83,7 +83,7 @@ class Handles(Segment):
         Handles are pickles, so they are exchanged through the group's rendezvous store. On one machine, this
         store is a file that only this user can access. Sockets are open to other users.
         """
-        store: Any = cast("Any", dist).distributed_c10d._get_default_store()
+        store = torch_private.default_store()
         for rank, handle in enumerate(handles):
             store.set(f"rlflow/handles/{name}/{self.rank}/{rank}", handle)
         return [store.get(f"rlflow/handles/{name}/{rank}/{self.rank}") for rank in range(self.ranks)]

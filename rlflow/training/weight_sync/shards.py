@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlflow.author import torch_private
 from rlflow.errors import PlanError
 from rlflow.training.weight_sync.boxes import Box, chunk, contains, flat_boxes, lengths, volume, whole, within
 from rlflow.training.weight_sync.layout import TensorShard
@@ -89,7 +90,7 @@ def ties_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
             if is_dtensor(tensor)
             else getattr(tensor, "ds_tensor", tensor)
         )
-        key = (local.untyped_storage()._cdata, int(local.storage_offset()), tensor.shape)
+        key = (torch_private.storage_key(local), int(local.storage_offset()), tensor.shape)
         if first.setdefault(key, name) != name:
             ties[name] = first[key]
     return ties
@@ -105,8 +106,6 @@ def from_plain(tensor: Tensor) -> TensorViews:
 def from_dtensor(name: str, tensor: DTensor) -> TensorViews:
     """Return a view of this rank's shard of a DTensor. Shards may be uneven or strided. Raises PlanError if
     the DTensor is a sum over ranks, or if its local shard is not one box."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     if any(placement.is_partial() for placement in tensor.placements):
         raise PlanError.of(
             "reshard-partial",
@@ -116,7 +115,7 @@ def from_dtensor(name: str, tensor: DTensor) -> TensorViews:
             remedy="redistribute it first",
         )
     _check_order(name, tensor.device_mesh)
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    shape, offset = torch_private.own_shard(tensor.shape, tensor.device_mesh, tensor.placements)
     local: Tensor = cast("DTensor", tensor.detach()).to_local()
     box = tuple((start, start + size) for start, size in zip(offset, shape, strict=True))
     if tuple(local.shape) != lengths(box) and volume(box):

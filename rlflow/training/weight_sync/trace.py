@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlflow.author import torch_private
 from rlflow.errors import PlanError, listed
 from rlflow.training.weight_sync.boxes import overlap, volume
 from rlflow.training.weight_sync.layout import Spread
@@ -98,7 +98,7 @@ def _restore(model: nn.Module, memory: Mapping[str, Tensor]) -> None:
             parameter.data = memory[name]
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records each copy from a meta tensor into the model's memory. The copy itself is not made."""
 
     def __init__(self, model: nn.Module, tensors: Mapping[str, Spread]) -> None:
@@ -119,7 +119,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, spread in tensors.items():
             meta = torch.empty(spread.shape, dtype=getattr(torch, spread.dtype), device="meta")
             self.references.append(meta)
-            self.names[meta.untyped_storage()._cdata] = name
+            self.names[torch_private.storage_key(meta)] = name
             self.current = name
             yield name, meta
 
@@ -134,7 +134,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _record(self, into: Tensor, out_of: Tensor) -> None:
-        name = self.names.get(out_of.untyped_storage()._cdata)
+        name = self.names.get(torch_private.storage_key(out_of))
         if name is None:
             self.failed[str(self.current)] = "the loader computes with it"
             return
