@@ -45,11 +45,12 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         ),
         ("micro_tokens",),
     ),
-    "gradient_accumulation_steps": (),
+    **dict.fromkeys(("gradient_accumulation_steps", "mask_truncated_completions"), ()),
+    **dict.fromkeys(("steps_per_generation", "generation_batch_size"), ("prompts",)),
     "zero_stage": ("zero",),
     "tensor_parallel_size": ("tensor_parallel",),
     "tensor_model_parallel_size": ("tensor_parallel",),
-    "use_vllm": ("generator",),
+    **dict.fromkeys(("use_vllm", "vllm_mode"), ("generator",)),
     "vllm_gpu_memory_utilization": ("gpu_memory_utilization",),
     "max_length": (),
     **dict.fromkeys(("batch_size", "train_batch_size", "rollout_batch_size", "batch"), ("prompts",)),
@@ -86,7 +87,14 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("val_files", "eval_dataset"), ("eval",)),
     "eval_n_samples_per_prompt": ("eval_samples",),
     **dict.fromkeys(
-        ("reward_funcs", "reward_fn", "reward_function", "reward_model", "custom_reward_function"),
+        (
+            "reward_funcs",
+            "reward_fn",
+            "reward_function",
+            "reward_model",
+            "custom_reward_function",
+            "reward_weights",
+        ),
         ("reward",),
     ),
     **dict.fromkeys(("torch_dtype", "precision", "fp16", "bf16", "param_dtype"), ("dtype",)),
@@ -140,7 +148,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("vf_coef", "entropy_coef", "entropy_coeff", "ent_coef", "adv_estimator", "advantage_estimator"), ()
     ),
-    **dict.fromkeys(("rollout_is_threshold", "vllm_importance_sampling_cap"), ("hp.is_cap",)),
+    **dict.fromkeys(
+        ("rollout_is_threshold", "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
+        ("hp.is_cap",),
+    ),
+    "use_bias_correction_kl": ("hp.estimator",),
     **dict.fromkeys(("stop_strings", "stop_sequences"), ("generate.stop",)),
     "min_new_tokens": ("generate.min_tokens",),
     **{
