@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "RLFLOW_COUNTS"  # environment variable: the driver's process id, and the folder of workers' counts
-MOST_FUNCTIONS = 28  # most functions that may take the configuration
+MOST_FUNCTIONS = 32  # most functions that may take the configuration
 CONFIG = ("rlflow.config.flags", "RunConfig")
 # the file that defines the capabilities of backends as fields and methods
 PROTOCOLS = "rlflow/training/protocols.py"

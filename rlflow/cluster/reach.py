@@ -102,7 +102,7 @@ def check_joins(address: str, seconds: float, program: str = JOIN) -> None:
     if child.returncode:
         raise OSError(f"Ray ended the process that joined it{_last_line(logged)}")
     if printed:
-        raise OSError(printed.decode(errors="replace").splitlines()[0])
+        raise OSError(f"{printed.decode(errors='replace').splitlines()[0]}{_last_line(logged)}")
 
 
 def _last_line(logged: bytes) -> str:

@@ -12,7 +12,7 @@ import pytest
 from rlflow.author.load import load_flow
 from rlflow.cli.importers import trl
 from rlflow.cli.main import exit_code
-from rlflow.runs.packaged import packaged
+from rlflow.config.packaged import packaged
 
 HERE = Path(__file__).parent
 FIXTURES = HERE / "fixtures"
