@@ -170,4 +170,5 @@ def _unknown(name: str) -> PlanError:
         nearest=nearest(
             written, ["--model", "--rows", "--json", "--data.prompt", "--data.answer", "--data.chat"]
         ),
+        remedy="leave it out",
     )

@@ -188,6 +188,7 @@ class ChatTemplate:
                 f"the chat template of {self.folder} refuses a prompt: {reply['error']}",
                 found=f"roles {listed(message['role'] for message in messages)}",
                 expected="roles that the template accepts",
+                remedy="correct the messages, or drop such records: --bad-records skip",
             )
         if "limit" in reply:
             raise self._stopped(reply["limit"], messages)

@@ -357,4 +357,5 @@ def _bad_split(data: Dataset, held_out: float | Mapping[str, int]) -> PlanError:
         "either nothing would be left to train on, or nothing would be held out",
         found=f"{held_out} held out of {questions} questions in {data.name}",
         expected="a share between 0 and 1, or a count below the number of questions",
+        remedy="hold out fewer questions (--held-out), or use more data",
     )

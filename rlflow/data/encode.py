@@ -460,6 +460,7 @@ class TokenizerEncoder:
                 f"the tokenizer of {self.folder} refuses a text: {type(error).__name__}: {error}",
                 found=repr(str(self._refused(texts, special))[:60]),
                 expected="texts that it can encode",
+                remedy="correct the text, or drop such records: --bad-records skip",
             ) from error
 
     def _refused(self, texts: Sequence[Any], special: bool) -> Any:
@@ -516,7 +517,10 @@ class TokenizerEncoder:
 def _load(folder: Path) -> Any:
     if not folder.is_dir():
         raise PlanError.of(
-            "tokenizer-missing", f"no such model folder: {folder}", expected="a folder with a tokenizer"
+            "tokenizer-missing",
+            f"no such model folder: {folder}",
+            expected="a folder with a tokenizer",
+            remedy="correct the path; rlflow does not download models",
         )
     try:
         return pretrained.read_tokenizer(folder)
@@ -528,4 +532,5 @@ def _load(folder: Path) -> Any:
             f"cannot load the tokenizer of {folder}: {error}",
             found=listed(sorted(item.name for item in folder.iterdir())),
             expected="tokenizer.json and its config",
+            remedy="copy the tokenizer's files of the model into the folder",
         ) from error

@@ -147,17 +147,26 @@ def _check_shape(first: Raw, fields: Mapping[str, str], columns: Mapping[str, Ki
     for name, kind in columns.items():
         if kind.level not in (Level.TEXT, Level.ROW):
             raise _bad_field(
-                first, f"the declared column '{name}' is of kind {kind}", "text, or a row column of numbers"
+                first,
+                f"the declared column '{name}' is of kind {kind}",
+                "text, or a row column of numbers",
+                "declare the column with such a kind",
             )
         if name not in fields:
             raise _missing_field(first, name, f"a field for the declared column '{name}'")
     if ("chosen" in fields) != ("rejected" in fields):
-        raise _bad_field(first, "a pair needs both 'chosen' and 'rejected'", "both, or neither")
+        raise _bad_field(
+            first,
+            "a pair needs both 'chosen' and 'rejected'",
+            "both, or neither",
+            "map both: --data.chosen FIELD --data.rejected FIELD",
+        )
     if "chosen" in fields and "completion" in fields:
         raise _bad_field(
             first,
             "the data has both a completion and a pair",
-            "one of them; drop one with fields={'completion': None}",
+            "one of them",
+            "use data with one of them; in Python, fields={'completion': None} drops one",
         )
     if "prompt" not in fields and not ("chosen" in fields and _conversation(first, fields["chosen"])):
         raise _missing_field(
@@ -353,9 +362,15 @@ def _short(value: Any) -> str:
     return f"{type(value).__name__} {text[:80]}{'…' if len(text) > 80 else ''}"
 
 
-def _bad_field(raw: Raw, message: str, expected: str) -> PlanError:
+def _bad_field(raw: Raw, message: str, expected: str, remedy: str = "") -> PlanError:
+    """Return the error of a field. An error of one record needs no remedy: the summary of all has one."""
     return PlanError.of(
-        "data-field", message, place=raw.place, found=f"fields {listed(raw.fields)}", expected=expected
+        "data-field",
+        message,
+        place=raw.place,
+        found=f"fields {listed(raw.fields)}",
+        expected=expected,
+        remedy=remedy,
     )
 
 

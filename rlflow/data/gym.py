@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlflow.author.columns import Kind, text
@@ -77,8 +78,9 @@ def _known(task: str) -> Any:
             f"no data and no reasoning-gym task is named '{task}'",
             found=task,
             expected="a file, a folder, or one of reasoning-gym's tasks",
-            nearest=nearest(task, tasks),
-            remedy="list them: python -c 'import reasoning_gym.factory as f; print(*sorted(f.DATASETS))'",
+            nearest=nearest(task, [*tasks, *(each.name for each in Path().iterdir())]),
+            remedy="correct the path of the file or folder, or list the tasks: "
+            "python -c 'import reasoning_gym.factory as f; print(*sorted(f.DATASETS))'",
         )
     return tasks[task]
 
@@ -104,6 +106,7 @@ def _make(task: str, parameters: Mapping[str, Any]) -> Any:
             f"reasoning-gym refuses the parameters of '{task}': {error or type(error).__name__}",
             found=str(dict(parameters)),
             expected=f"values for {config.__name__}",
+            remedy="correct the --data.NAME with which the parameter is set",
         ) from error
 
 
@@ -116,4 +119,5 @@ def _check_names(task: str, parameters: Mapping[str, Any], names: list[str]) -> 
                 found=name,
                 expected=listed(names),
                 nearest=nearest(name, names),
+                remedy=f"leave out --data.{name}, or write the name that you mean",
             )

@@ -78,6 +78,7 @@ def _same_shape(parts: Mapping[str, Dataset]) -> None:
                 f"the source '{name}' has no records",
                 found=part.name,
                 expected="one record or more",
+                remedy="write records to it, or leave the source out",
             )
     shapes = {name: part.shape for name, part in parts.items()}
     if len(set(shapes.values())) > 1:

@@ -34,7 +34,11 @@ def is_task(name: str) -> bool:
     string."""
     if not name:
         raise PlanError.of(
-            "data-missing", "no data is named", expected="a file, a folder, or a reasoning-gym task"
+            "data-missing",
+            "no data is named",
+            found="an empty name",
+            expected="a file, a folder, or a reasoning-gym task",
+            remedy="--data FILE",
         )
     if name.startswith(gym.PREFIX):
         return True

@@ -34,7 +34,10 @@ class Prompts:
     def __init__(self, data: Dataset, seed: int = 0) -> None:
         if not len(data):
             raise PlanError.of(
-                "data-empty", f"{data.name} has no records to draw from", expected="one record or more"
+                "data-empty",
+                f"{data.name} has no records to draw from",
+                expected="one record or more",
+                remedy="write records to it, or use other data",
             )
         self.data, self.seed, self.position = data, seed, 0
         self.faults: dict[int, Fault] = {}

@@ -89,7 +89,13 @@ class Splits:
 
     def empty(self) -> PlanError:
         """Return the error for a split without a line."""
-        return PlanError.of("data-empty", f"{self.name} contains no records", expected="one record or more")
+        return PlanError.of(
+            "data-empty",
+            f"{self.name} contains no records",
+            found="no line, row or file with a record",
+            expected="one record or more",
+            remedy="write the records to it, or name other data",
+        )
 
 
 def read(where: Path | HubName, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
@@ -202,7 +208,10 @@ def _parquet(path: Path) -> Items:
             yield from _numbered(rows, str(path))
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise PlanError.of(
-            "data-parquet", f"{path} is not a readable Parquet file: {error}", expected="a Parquet file"
+            "data-parquet",
+            f"{path} is not a readable Parquet file: {error}",
+            expected="a Parquet file",
+            remedy="write the file again, or write one JSON object per line to a .jsonl file",
         ) from error
 
 
@@ -220,6 +229,7 @@ def _folder(path: Path) -> dict[str, Callable[[], Items]]:
             f"{path} contains no data",
             found=listed(sorted(item.name for item in path.iterdir())),
             expected=f"a folder written by datasets' save_to_disk, or a folder with {listed(SUFFIXES)} files",
+            remedy="name the folder or file that contains the records",
         )
     names = list(dict.fromkeys(filter(None, map(_split_of, files))))
     if not names:
@@ -275,13 +285,17 @@ def _no_part(name: str, part: str, parts: Iterable[str]) -> PlanError:
 
 
 def no_such_file(path: Path) -> PlanError:
-    """Return the error for a path that does not exist. It suggests the most similar file."""
-    siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    """Return the error for a path that does not exist. It suggests the most similar file or folder."""
+    parent = next(folder for folder in (path.parent, *path.parent.parents) if folder.is_dir())
+    siblings = [item.name for item in parent.iterdir()]
+    missing = path if parent == path.parent else path.parents[len(path.relative_to(parent).parts) - 2]
+    close = nearest(missing.name, siblings)
     return PlanError.of(
         "data-missing",
         f"no such data: {path}",
-        found=f"{path.parent} contains {listed(sorted(siblings))}",
+        found=f"{parent} contains {listed(sorted(siblings))}",
         expected=f"a {', '.join(SUFFIXES)} file, a pattern such as 'data/*.jsonl', a Hugging Face dataset "
         "folder, a data set on the Hub (OWNER/NAME), or the name of a reasoning-gym task",
-        nearest=nearest(path.name, siblings),
+        nearest=close and str(parent / close),
+        remedy="correct the path; a relative path starts from the folder in which the command runs",
     )

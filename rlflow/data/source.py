@@ -144,6 +144,7 @@ def _unused(settings: Mapping[str, object], why: str) -> None:
                 f"'{name}' has no effect: {why}",
                 found=f"{name} = {value}",
                 expected=f"no '{name}'",
+                remedy=f"leave out '{name}'",
             )
 
 
@@ -155,6 +156,7 @@ def _no_setting(setting: str, name: str) -> PlanError:
         found=f"--data.{setting}",
         expected=f"one of {listed(known)}, or a column that the flow declares",
         nearest=nearest(setting, known),
+        remedy=f"leave out --data.{setting}, or write the name that you mean",
     )
 
 
@@ -168,6 +170,7 @@ def _drawn(
                 f"the reasoning-gym task '{task}' has no column '{name}'",
                 found="prompt, answer, entry",
                 expected=f"data with a field '{name}'",
+                remedy="use such data, or a flow that does not declare the column",
             )
     questions, doubles = gym.draw(task, parameters, seed)
     return {
@@ -335,6 +338,7 @@ def _short_enough(data: Dataset, limit: int) -> Dataset:
             f"every prompt of {data.name} is longer than max_prompt",
             found=f"max_prompt = {limit}",
             expected=f"at least {min(long.values())}, the length of its shortest prompt",
+            remedy=f"--data.max_prompt {min(long.values())} or more",
         )
     test = replace(limited, records=data.test, test=())
     too_long = {i for i, fault in test.faulty(range(len(test))).items() if fault.cause == "too_long"}

@@ -126,8 +126,11 @@ def test_missing_empty_and_unknown_files_are_refused(tmp_path, jsonl):
     path = jsonl(name="empty.jsonl")
     with pytest.raises(PlanError, match="no records"):
         open_data(path)
-    with pytest.raises(PlanError, match=r"no such data(.|\n)*nearest: +empty.jsonl"):
-        open_data(tmp_path / "emtpy.jsonl")
+    for wrong in ("emtpy.jsonl", "emtpy.jsonl/x"):
+        with pytest.raises(
+            PlanError, match=rf"no such data(.|\n)*nearest: +{path}\n +remedy: +correct the path"
+        ):
+            open_data(tmp_path / wrong)
     (tmp_path / "data.xls").write_text("a,b")
     with pytest.raises(PlanError, match=r"found: +.xls"):
         open_data(tmp_path / "data.xls")
@@ -257,3 +260,10 @@ def run_python():
         ).stdout
 
     return run
+
+
+def test_a_misspelt_folder_is_suggested_among_the_tasks(tmp_path, monkeypatch):
+    (tmp_path / "lessons").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PlanError, match=r"nearest: +lessons\n +remedy: +correct the path"):
+        open_data("lesons")

@@ -100,6 +100,7 @@ def open_sets(
                 f"the held-out set '{name}' has no records",
                 found=data.name,
                 expected="one record or more",
+                remedy="write records to it, or leave the set out",
             )
     return sets
 

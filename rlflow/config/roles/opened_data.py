@@ -91,6 +91,8 @@ def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str])
                 found=name.rpartition(".")[0],
                 expected=f"one of {listed(sources)}",
                 nearest=nearest(name.rpartition(".")[0], sources),
+                remedy="leave it out, or name the source: "
+                f"--data SOURCE=FILE --data.SOURCE.{name.rpartition('.')[2]} …",
             )
         if head is None:
             common[name] = value
