@@ -51,6 +51,7 @@ class Problem:
     remedy: str = ""  # what to write or do instead
     variant: str = ""  # the setting with which the mistake appears
     severity: Severity = "error"
+    setting: str = ""  # the setting that is wrong, without dashes, such as actor.lr
 
     def __str__(self) -> str:
         place = f"{self.place}: " if self.place else ""

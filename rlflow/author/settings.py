@@ -135,6 +135,7 @@ def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: boo
                     found=repr(value),
                     expected=str(error),
                     remedy=f"change --{prefix}{name}" if not place else "change the default",
+                    setting=f"{prefix}{name}" if not place else "",
                 )
             )
     PlanError.refuse(problems)
@@ -166,6 +167,7 @@ def _unknown(name: str, known: Mapping[str, Field], prefix: str) -> Problem:
         "unknown-setting",
         f"unknown setting '{prefix}{name}'",
         found=name,
+        setting=f"{prefix}{name}",
         expected=f"one of {listed(known)}",
         nearest=nearest(name, known),
         remedy="see --help for all settings with their defaults",

@@ -21,6 +21,7 @@ from rlflow.compiler.check.checker import Report, check
 from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import Program, TraceOptions, sampling_roles
 from rlflow.config.backend_names import role_types, setting_problems
+from rlflow.config.config_file import located
 from rlflow.config.flags import RunConfig, pool_flag_problems, read_flags, sort_rewards, sort_values
 from rlflow.config.hub_values import resolve_hub_names
 from rlflow.config.meant import Known
@@ -49,7 +50,7 @@ def check_file(file: str, arguments: Sequence[str]) -> int:
     Raises FlowError and PlanError if the file or the flags cannot be loaded.
     """
     report = check_flow(file, arguments)
-    for problem in report.problems:
+    for problem in located(report.problems, arguments):
         print(fitted(str(problem), sys.stdout))
     counts = {
         level: sum(p.severity == level for p in report.problems) for level in ("error", "warning", "note")

@@ -431,7 +431,7 @@ def exit_code(words: list[str]) -> int:
     except RunHeld as error:
         code = _report_error(error, 3)
     except (FlowError, PlanError) as error:
-        code = _report_error(error, 2)
+        code = _report_problems(error, words)
     except StageError as error:
         code = _report_error(error, 1)
     except OSError as error:
@@ -485,6 +485,14 @@ def leave(code: int) -> None:
             gc.freeze()
         sys.exit(code)
     os._exit(code)
+
+
+def _report_problems(error: FlowError | PlanError, words: list[str]) -> int:
+    """Print an error with the lines of the ``--config`` file, and return 2."""
+    from rlflow.config.config_file import located
+
+    error.problems = located(error.problems, words)
+    return _report_error(error, 2)
 
 
 def _report_error(error: BaseException, code: int) -> int:

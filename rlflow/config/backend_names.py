@@ -92,6 +92,7 @@ def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem
                 found=repr(value),
                 expected=str(error),
                 remedy=f"change --{role.flag(name)}",
+                setting=role.flag(name),
             )
 
 

@@ -368,6 +368,7 @@ def _check_texts(values: Mapping[str, Any]) -> None:
                 found=repr(value),
                 expected="a text without the NUL character",
                 remedy=f"change --{name}",
+                setting=name,
             )
 
 

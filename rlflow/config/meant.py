@@ -41,6 +41,7 @@ def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
         f"there is no flag {dashed(name)}",
         found=dashed(name),
         expected="a flag of the run, or of a backend",
+        setting=name,
         **_remedy(meant(name, settings, known)),
     )
 
@@ -57,6 +58,7 @@ def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known)
         "unknown-setting",
         f"role '{role}' has no setting '{name}'",
         found=f"--{role}.{name}",
+        setting=f"{role}.{name}",
         expected=f"one of {listed(settings)}",
         **_remedy(meant(rest, fitting, known, f"{role}.{half}" if half else role)),
     )
@@ -68,6 +70,7 @@ def unknown_own(name: str, known: Known) -> Problem:
         "unknown-setting",
         f"there is no setting 'hp.{name}'",
         found=name,
+        setting=f"hp.{name}",
         expected=f"one of {listed(known.own)}",
         **_remedy(meant(name, (), known)),
     )
@@ -86,6 +89,7 @@ def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
         "unknown-flag",
         f"--{name} names nothing in this flow",
         found=head,
+        setting=name,
         expected=f"one of {listed(heads)} before the dot",
         **_remedy(flag),
     )

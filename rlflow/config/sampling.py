@@ -112,6 +112,7 @@ def _unfit(flag: str, name: str, value: Any) -> Problem:
         found=repr(value),
         expected=f"{name}: {expected}",
         remedy=remedy,
+        setting=flag,
     )
 
 
@@ -129,4 +130,5 @@ def _unknown(flag: str, name: str) -> Problem:
         expected=f"one of {listed(TYPES)}",
         nearest=close,
         remedy=remedy,
+        setting=flag,
     )

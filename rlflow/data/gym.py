@@ -120,4 +120,5 @@ def _check_names(task: str, parameters: Mapping[str, Any], names: list[str]) -> 
                 expected=listed(names),
                 nearest=nearest(name, names),
                 remedy=f"leave out --data.{name}, or write the name that you mean",
+                setting=f"data.{name}",
             )

@@ -157,6 +157,7 @@ def _no_setting(setting: str, name: str) -> PlanError:
         expected=f"one of {listed(known)}, or a column that the flow declares",
         nearest=nearest(setting, known),
         remedy=f"leave out --data.{setting}, or write the name that you mean",
+        setting=f"data.{setting}",
     )
 
 

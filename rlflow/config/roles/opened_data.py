@@ -88,6 +88,7 @@ def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str])
             raise PlanError.of(
                 "data-setting",
                 f"'--data.{name}' names no source of data",
+                setting=f"data.{name}",
                 found=name.rpartition(".")[0],
                 expected=f"one of {listed(sources)}",
                 nearest=nearest(name.rpartition(".")[0], sources),
@@ -103,6 +104,7 @@ def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str])
                 found=f"--data.{name}",
                 expected=f"--data.{rest}",
                 remedy=f"--data.{rest} {value}, which sets it for all sources",
+                setting=f"data.{name}",
             )
         elif head == source:
             own[rest] = value
@@ -170,6 +172,7 @@ def counted(name: str, value: Any) -> int:
             found=repr(value),
             expected=str(error),
             remedy=f"change --data.{name}",
+            setting=f"data.{name}",
         ) from None
 
 
@@ -182,6 +185,7 @@ def true_or_false(value: Any) -> bool:
             found=str(value),
             expected="true or false",
             remedy="--data.chat true",
+            setting="data.chat",
         )
     return str(value).lower() == "true"
 

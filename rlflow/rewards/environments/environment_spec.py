@@ -205,6 +205,7 @@ def _settings(
                     expected=f"one of {listed(names)}",
                     nearest=nearest(name, names),
                     remedy=f"remove it, or declare it: def __init__(self, *, {name}: str)",
+                    setting=f"{flag}.{name}",
                 )
             )
             continue
@@ -219,6 +220,7 @@ def _settings(
                     found=repr(value),
                     expected=str(error),
                     remedy=f"change --{flag}.{name}",
+                    setting=f"{flag}.{name}",
                 )
             )
             continue

@@ -1,0 +1,65 @@
+"""Find the lines of a ``--config`` file that set the settings in error messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from rlflow.config.flags import ALIASES
+from rlflow.errors import Place, Problem
+
+TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
+KEY = re.compile(r"\s*([\w.\"'#-]+)\s*=")
+
+
+def located(problems: Iterable[Problem], words: Sequence[str]) -> tuple[Problem, ...]:
+    """Return the problems, with the line of the ``--config`` file for each setting that the file sets.
+
+    ``words``: the words of the command. A setting that is also given as a flag is not the file's.
+    """
+    flags = [word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words]
+    there = places(_file(words))
+    return tuple(
+        problem if problem.setting in flags else _with(problem, _place(there, problem.setting))
+        for problem in problems
+    )
+
+
+def _with(problem: Problem, place: Place | None) -> Problem:
+    """Return a problem with the line of the file as its place, or as a second place if it has one."""
+    if problem.place is None:
+        return replace(problem, place=place)
+    return replace(problem, definition=problem.definition or place)
+
+
+def places(path: Path | None) -> dict[str, Place]:
+    """Return the place of each key of a TOML file, by the setting's name; empty without a readable file."""
+    try:
+        text = path.read_text("utf-8") if path is not None else ""
+    except (OSError, ValueError):
+        return {}
+    found: dict[str, Place] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := TABLE.match(line):
+            table = f"{header[1]}."
+        elif key := KEY.match(line):
+            name = re.sub(r"[\"'\s]", "", table + key[1]).replace("-", "_")
+            found.setdefault(ALIASES.get(name, name), Place(str(path), number))
+    return found
+
+
+def _file(words: Sequence[str]) -> Path | None:
+    separate = [value for flag, value in pairwise(words) if flag == "--config"]
+    joined = [word.partition("=")[2] for word in words if word.startswith("--config=")]
+    return Path((separate + joined)[0]) if separate + joined else None
+
+
+def _place(there: dict[str, Place], setting: str) -> Place | None:
+    """Return the line of a setting, or of the inline table that contains it."""
+    while setting and setting not in there:
+        setting = setting.rpartition(".")[0]
+    return there.get(setting)
