@@ -58,6 +58,11 @@ def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[tuple[Rec
     return drawn
 
 
+def draw_one(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[Record, ...]:
+    """Draw only the first question of a task. Raises PlanError as ``draw`` does."""
+    return (_record(_make(task, {"size": SIZE, "seed": seed, **parameters})[0], 0),)
+
+
 def _record(entry: Mapping[str, Any], number: int) -> Record:
     answer = entry["answer"]  # None if many answers are right
     more = {"entry": json.dumps(frozen(entry), ensure_ascii=False)}

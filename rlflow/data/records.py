@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from glob import glob, has_magic
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,12 @@ class Splits:
         for number, item in enumerate(self.readers[split](), first):
             yield replace(item, number=number) if isinstance(item, Raw) else item
 
+    def limited(self, count: int) -> Splits:
+        """Return the source with only the first ``count`` lines of each split; the others are never read."""
+        return replace(
+            self, readers={name: partial(_first, count, reader) for name, reader in self.readers.items()}
+        )
+
     def read(self, split: str, first: int = 0) -> tuple[list[Raw], list[Problem]]:
         """Return (records, problems) of a split; a problem is a line without a valid record.
 
@@ -137,6 +144,10 @@ def matching(path: Path) -> list[Path]:
     if path.exists() or not has_magic(str(path)):
         return [path] if path.exists() else []
     return [Path(name) for name in sorted(glob(str(path), recursive=True)) if Path(name).is_file()]
+
+
+def _first(count: int, reader: Callable[[], Items]) -> Items:
+    return islice(reader(), count)
 
 
 def _files(files: Sequence[Path]) -> Items:

@@ -81,15 +81,18 @@ def open_data(
     wording = Wording(encoder.chats if chat is None else chat, system, template, variables)
     if isinstance(encoder, TokenizerEncoder):
         encoder.check_variables()
-    name = os.path.expanduser(os.fspath(spec))
-    if is_task(name):
-        _unused({"fields": fields, "split": split}, f"{name} is a reasoning-gym task")
-        data = _drawn(name.removeprefix(gym.PREFIX), task or {}, columns or {}, seed)
-    else:
-        if task:
-            raise _no_setting(next(iter(task)), name)
-        where = hub_data(name) or Path(name)
-        data = _read(where, fields or {}, columns or {}, wanted, split, bad, completions, evaluates)
+    data = read_data(
+        os.path.expanduser(os.fspath(spec)),
+        fields or {},
+        columns or {},
+        wanted,
+        split,
+        task or {},
+        seed,
+        bad,
+        completions,
+        evaluates,
+    )
     if wanted.conversation:
         data["records"] = _with_conversations(data["records"], wording)
         data["test"] = _with_conversations(data.get("test", ()), wording)
@@ -100,6 +103,33 @@ def open_data(
     dataset = Dataset(**data, encoder=encoder, wording=wording, model_prompt=wanted.model_prompt)
     _check_wording(dataset)
     return dataset if max_prompt is None else _short_enough(dataset, max_prompt)
+
+
+def read_data(
+    name: str,
+    fields: Mapping[str, str | None],
+    columns: Mapping[str, Kind],
+    wanted: Wanted,
+    split: str | None,
+    task: Mapping[str, Any],
+    seed: int,
+    bad: Literal["stop", "skip"],
+    completions: bool,
+    evaluates: bool,
+    limit: int | None = None,
+) -> dict[str, Any]:
+    """Return the records of a file, folder or task, and what was found in them, as arguments of ``Dataset``.
+
+    ``limit``: read only so many lines of each split, and draw only one question of a task. The other
+    arguments are those of ``open_data``. Raises PlanError.
+    """
+    if is_task(name):
+        _unused({"fields": fields, "split": split}, f"{name} is a reasoning-gym task")
+        return _drawn(name.removeprefix(gym.PREFIX), task, columns, seed, limit)
+    if task:
+        raise _no_setting(next(iter(task)), name)
+    where = hub_data(name) or Path(name)
+    return _read(where, fields, columns, wanted, split, bad, completions, evaluates, limit)
 
 
 def _with_conversations(questions: Sequence[Record], wording: Wording) -> Sequence[Record]:
@@ -162,7 +192,7 @@ def _no_setting(setting: str, name: str) -> PlanError:
 
 
 def _drawn(
-    task: str, parameters: Mapping[str, Any], columns: Mapping[str, Kind], seed: int
+    task: str, parameters: Mapping[str, Any], columns: Mapping[str, Kind], seed: int, limit: int | None
 ) -> dict[str, Any]:
     for name in columns:
         if name not in gym.COLUMNS:
@@ -173,7 +203,10 @@ def _drawn(
                 expected=f"data with a field '{name}'",
                 remedy="use such data, or a flow that does not declare the column",
             )
-    questions, doubles = gym.draw(task, parameters, seed)
+    if limit is None:
+        questions, doubles = gym.draw(task, parameters, seed)
+    else:
+        questions, doubles = gym.draw_one(task, parameters, seed), 0
     return {
         "name": task,
         "records": questions,
@@ -192,12 +225,15 @@ def _read(
     bad: Literal["stop", "skip"],
     completions: bool,
     evaluates: bool,
+    limit: int | None,
 ) -> dict[str, Any]:
     commit = ""
     if isinstance(where, HubName):
         where = hub.pinned(where)
         commit = where.commit or ""
     source = records.opened(where)
+    if limit is not None:
+        source = source.limited(limit)
     part = (where.split if isinstance(where, HubName) else None) or split
     chosen = source.chosen(part, "test" if evaluates else "train")
     name = source.name

@@ -15,24 +15,28 @@ from rlflow.author.settings import override_flow
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.trace.arguments import role_names
 from rlflow.compiler.trace.compile import Program, sampling_roles
-from rlflow.config.flags import RunConfig, flat, sort_rewards, sort_values
+from rlflow.config.flags import NULL, RunConfig, flat, sort_rewards, sort_values
 from rlflow.config.hub_values import HUB_FLAGS, resolve_hub_names
 from rlflow.config.packaged import packaged_values
 from rlflow.config.roles.backends import device_of
 from rlflow.config.roles.bound import bind_roles, model_of, model_uses
-from rlflow.config.roles.evaluation_sets import set_paths
-from rlflow.config.roles.opened_data import data_settings, own_settings
+from rlflow.config.roles.environments import Specs, environments_of, wanted_fields
+from rlflow.config.roles.evaluation_sets import open_sets, set_paths
+from rlflow.config.roles.opened_data import data_settings, open_dataset, own_settings
+from rlflow.config.roles.rewards import RewardNames, Rewards
 from rlflow.data.data_spec import parse_sources
-from rlflow.errors import PlanError, Problem
+from rlflow.data.first_records import Undecided, open_first
+from rlflow.errors import FlowError, PlanError, Problem
 from rlflow.execution.eager import Role
 from rlflow.monitoring.secrets import remember
 from rlflow.monitoring.trackers import check_tracker
 from rlflow.processes.addresses import Address, addresses
 from rlflow.processes.declare import Service
 from rlflow.rewards.reward_spec import from_function
+from rlflow.runs.assemble import bind_rewards
 from rlflow.runs.context import RunContext
 from rlflow.runs.planning import make_plan, place_roles, problems_before_backends
-from rlflow.runs.prepare import prepare
+from rlflow.runs.prepare import compile_with_data, prepare, trace_options
 from rlflow.runs.run_services import gpu_shares, settings_with_urls
 
 
@@ -177,39 +181,49 @@ def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
 # may be meant for another machine.
 OF_THE_MACHINE = ("device", "model-folder", "too-few-gpus")
 
-UNNAMED = "no-model"  # code of a role without a model; `rlflow check` does not need models
+# Code of missing data, which is only a warning if this machine lacks one of these things too.
+NO_FILE = "data-missing"
+
+# Codes of a role without a model, and of a run without data; `rlflow check` needs neither.
+UNNAMED = ("no-model", "no-data")
 
 LIGHT = {"local"}  # backends that need no checks of the placement of their own
 
 
 def refusals(flow: Flow, program: Program, values: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems because of which a run of the program would be refused, found without data and
-    models.
+    """Return the problems because of which a run of the program would be refused, found without models.
 
-    `rlflow check` and runs call the same functions.
+    `rlflow check` and runs call the same functions. If the values name data, the first records are opened.
 
     ``values``: flag → value, with folders in place of models on the Hub. If this machine lacks a model folder
-    or a GPU, the problem is only a warning. Backends are imported only if the flags name a backend other than
-    ``local``, or set ``--memory``. Raises PlanError if the values are not a valid configuration.
+    or a GPU, the problem is only a warning, and then missing data are too. Backends are imported only if the
+    flags name a backend other than ``local``, or set ``--memory``. Raises PlanError if the values are not a
+    valid configuration.
     """
     config, _ = resolve_config(flow, None, values, fetch=False)
-    decisions = _Decisions(flow, program, config)
+    decisions = _Decisions(flow, program, config, bool(values.get("data") or values.get("eval")))
     problems = [problem for decide in decisions.before_backends() for problem in _raised(decide)]
     problems += problems_before_backends(program.graph, config.options, lambda role: config.role(role).values)
     named = {name for role in decisions.names for name in config.role(role).backends.values()}
     if not problems and (config.options.memory is not None or named - LIGHT):
         problems += _raised(decisions.plan)
-    known = (problem for problem in dict.fromkeys(problems) if problem.code != UNNAMED)
-    return [replace(each, severity="warning") if each.code in OF_THE_MACHINE else each for each in known]
+    known = [problem for problem in dict.fromkeys(problems) if problem.code not in UNNAMED]
+    elsewhere = any(problem.code in OF_THE_MACHINE for problem in known)
+    warned = (*OF_THE_MACHINE, NO_FILE) if elsewhere else OF_THE_MACHINE
+    return [replace(each, severity="warning") if each.code in warned else each for each in known]
 
 
 @dataclass(frozen=True)
 class _Decisions:
-    """Decisions of a run that need no data and no models. Each raises PlanError if it refuses the run."""
+    """Decisions of a run that need no models, and only the first records of data.
+
+    Each raises PlanError or FlowError if it refuses the run, and Undecided if that needs more records.
+    """
 
     flow: Flow
     program: Program
     config: RunConfig
+    with_data: bool  # whether the flags name data or a held-out set; a flow can be checked without
 
     @property
     def names(self) -> list[str]:
@@ -226,6 +240,8 @@ class _Decisions:
         yield from (partial(model_of, self.config.role(name), options.model) for name in self.names)
         yield partial(set_paths, options, self.names)
         yield self._data_settings
+        if self.with_data:
+            yield self._data
 
     def plan(self) -> None:
         """Plan the run. This imports the backends."""
@@ -238,10 +254,49 @@ class _Decisions:
         for source in sources:
             data_settings(own_settings(self.config.data, source, [*sources, *sets]), self.flow.data)
 
+    @property
+    def _specs(self) -> Specs:
+        return environments_of(self.config.environments)
+
+    def _data(self) -> None:
+        """Open the first records of the data and of the held-out sets, and bind the rewards to them."""
+        config, names = self.config, RewardNames.of(self.config, self.flow)
+        data = open_dataset(
+            self.flow,
+            config,
+            lambda source: wanted_fields(names.wanted(source), self._specs),
+            opening=open_first,
+        )
+        rewards = Rewards(names, data, config.options, None)
+        try:
+            traced_with = trace_options(config.options, config.sampling, data, rewards, self._specs)
+            program = compile_with_data(self.flow, self.program.hp, traced_with)
+            bind_rewards(program, rewards, self.names)
+            self._held_out_sets(program, names, rewards)
+        finally:
+            rewards.close()
+
+    def _held_out_sets(self, program: Program, names: RewardNames, rewards: Rewards) -> None:
+        options = self.config.options
+        if options.backend == NULL or program.graph.evaluation is not None:
+            return
+        sets = open_sets(
+            options,
+            self.config.data,
+            None,
+            lambda name: wanted_fields(names.wanted_of_set(name), self._specs),
+            self.names,
+            opening=open_first,
+        )
+        for name, data in sets.items():
+            rewards.judge_of_set(name, data)
+
 
 def _raised(decide: Callable[[], object]) -> tuple[Problem, ...]:
     try:
         decide()
-    except PlanError as error:
+    except (FlowError, PlanError) as error:
         return tuple(error.problems)
+    except Undecided:
+        return ()
     return ()

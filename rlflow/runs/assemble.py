@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -265,9 +265,7 @@ def _in_process(
 ) -> Runtime:
     """Load the models of a run in this process, and return the runtime."""
     graph, options, roles = plan.graph, placed.options, placed.roles
-    used = {node.role for node in used_nodes(graph)}
-    judges = [use.name for use in graph.roles if use.name not in roles and use.name in used]
-    scorers: dict[str, Scorer] = {name: rewards.scorer(name, plan.program.weighed) for name in judges}
+    scorers = bind_rewards(plan.program, rewards, roles)
     device = device_of(options.device)
     offload_manager = OffloadManager.of(plan.residency)
     queues = Queues()  # models are made in a thread that ends afterwards, together with its OpenMP threads
@@ -292,6 +290,16 @@ def _in_process(
     scorers |= {name: bound.ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
     queues.do("control", partial(rewards.load_models, device, options))
     return Runtime(plan, engine, queues, rewards.reasons, queues.close)
+
+
+def bind_rewards(program: Program, rewards: bound.Rewards, models: Collection[str]) -> dict[str, Scorer]:
+    """Return the scorer of each role that the flow uses and that has no model.
+
+    ``models``: the roles with a model. Raises PlanError for a reward that does not fit the data.
+    """
+    used = {node.role for node in used_nodes(program.graph)}
+    judges = [use.name for use in program.graph.roles if use.name not in models and use.name in used]
+    return {name: rewards.scorer(name, program.weighed) for name in judges}
 
 
 def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) -> int:

@@ -138,7 +138,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path, capsys
     assert "\\x1b[31mred" in printed
 
 
-DATA = {  # data → whether the reward's field is taken as given, because the data are not opened
+DATA = {  # data → whether the reward's field is taken as given, or found in the data
     "org/problems:main/train": True,
     "folder": True,
     "problems.jsonl": False,
@@ -152,6 +152,7 @@ def test_a_field_that_a_reward_reads_is_missing_only_if_the_fields_are_known(
 ):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
+    Path("folder", "train.jsonl").write_text('{"prompt": "a", "tests": "b"}\n')
     Path("problems.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     Path("scorer.py").write_text("def passed(completion, tests):\n    return 1.0\n")
     words = ["--data", data, "--reward", "scorer.py:passed", "--backend", "null"]

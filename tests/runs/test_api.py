@@ -1,8 +1,9 @@
 """`rlflow.run` takes the flow's settings as an object, as a dict, or as keywords named like the flags.
 
-`rlflow check` refuses the configurations that a run refuses before it opens data or loads a model.
+`rlflow check` refuses the configurations that a run refuses before it loads a model.
 """
 
+import json
 from pathlib import Path
 
 import huggingface_hub
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hub_server import NOWHERE, reach
 
+import rlflow.data.tasks
 from rlflow.author.load import load_flow
 from rlflow.cli.check import check_flow
 from rlflow.config.flags import read_flags
@@ -50,19 +52,34 @@ class Accepted(Exception):
     """The run would start and load models."""
 
 
-def refused_by_run(flags):
-    """Return the problems for which a run is refused before it loads anything; empty if it would start."""
+@pytest.fixture
+def folder_of_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, records in DATA.items():
+        (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    # no record is usable among the first that a check reads
+    (tmp_path / "long.jsonl").write_text('{"text": "x"}\n' * 1000 + '{"prompt": "1 =", "answer": "1"}\n')
+    (tmp_path / "judge.py").write_text("def judge(completion, level): return 1.0\n")
+    (tmp_path / "good.txt").touch()
+    return tmp_path
 
-    def accept(*about):
-        raise Accepted
 
-    flow = load_flow("grpo")
+def accept(*about):
+    raise Accepted
+
+
+def refused_by_run(flags, name="grpo", judge=accept):
+    """Return the problems for which a run is refused before it loads anything; empty if it would start.
+
+    ``judge``: as for ``prepare``; with None, also problems that the run finds when it has loaded its models.
+    """
+    flow = load_flow(name)
     values = read_flags(flags)
     try:
         config, hp = resolve_config(flow, None, values)
         check_place(config.options)
         check_model_folders(values)
-        prepare(flow, hp, config, judge=accept)
+        prepare(flow, hp, config, judge=judge).close()
     except (FlowError, PlanError) as error:
         return [str(problem) for problem in error.problems]
     except Accepted:
@@ -70,9 +87,9 @@ def refused_by_run(flags):
     raise AssertionError("the run is neither refused nor accepted")
 
 
-def refused_by_check(flags):
+def refused_by_check(flags, name="grpo"):
     try:
-        return [str(problem) for problem in check_flow("grpo", flags).problems if problem.severity == "error"]
+        return [str(problem) for problem in check_flow(name, flags).problems if problem.severity == "error"]
     except (FlowError, PlanError) as error:
         return [str(problem) for problem in error.problems]
 
@@ -98,6 +115,72 @@ def test_check_refuses_like_a_run_with_the_same_message(tmp_path, monkeypatch, f
     found = refused_by_check(flags.split())
     assert found
     assert found == refused_by_run(flags.split())
+
+
+TINY = Path(rlflow.data.tasks.__path__[0]) / "arithmetic_model"
+RECORDS = [{"prompt": f"{n} =", "answer": str(n)} for n in range(8)]
+DATA = {
+    "good.jsonl": RECORDS,
+    "questions.jsonl": [{"prompt": record["prompt"]} for record in RECORDS],
+    "late.jsonl": [{"prompt": "no answer"}, *RECORDS],
+    "lines.jsonl": [*RECORDS, "no object"],
+    "other.jsonl": [{"text": "x"}] * 8,
+    "empty.jsonl": [],
+}
+OF_DATA = {
+    "missing file": "--data god.jsonl",
+    "missing folder": "--data ./folder/train",
+    "format": "--data good.txt",
+    "no records": "--data empty.jsonl",
+    "no prompt": "--data other.jsonl",
+    "wrong field": "--data good.jsonl --data.answer solutoin",
+    "unknown setting": "--data good.jsonl --data.promt prompt",
+    "no object": "--data lines.jsonl",
+    "record without an answer": "--data late.jsonl --data.answer answer",
+    "skipped, but none usable": "--data other.jsonl --bad-records skip",
+    "no answer for the default reward": "--data questions.jsonl",
+    "a field that the reward needs": "--data good.jsonl --reward judge.py:judge",
+    "a field in one source only": "--data a=good.jsonl --data b=questions.jsonl",
+    "missing set": "--data good.jsonl --eval test=gone.jsonl",
+    "set without records": "--data good.jsonl --eval test=empty.jsonl",
+    "set without answers": "--data good.jsonl --eval test=questions.jsonl",
+    "flow without pairs": "dpo --data good.jsonl",
+}
+
+
+@pytest.mark.parametrize("flags", OF_DATA.values(), ids=OF_DATA)
+def test_check_opens_data_and_refuses_like_a_run_with_the_same_message(folder_of_data, flags):
+    flow, *words = flags.split() if not flags.startswith("--") else ("grpo", *flags.split())
+    words += ["--model", str(TINY), "--threads", "1"] + ["--hp.max_tokens", "8"] * (flow == "grpo")
+    found = refused_by_check(words, flow)
+    assert found
+    assert found == refused_by_run(words, flow, judge=None)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--data good.jsonl",
+        "--data late.jsonl --data.answer answer --bad-records skip",
+        "--data long.jsonl --bad-records skip",
+        "",
+    ],
+)
+def test_check_accepts_usable_data_and_a_flow_without_data(folder_of_data, flags):
+    assert refused_by_check([*flags.split(), "--model", str(TINY)]) == []
+
+
+def test_missing_data_is_a_warning_if_the_model_is_missing_too(folder_of_data):
+    report = check_flow("grpo", ["--data", "gone.jsonl", "--model", "nowhere"])
+    assert report.ok
+    codes = [problem.code for problem in report.problems if problem.severity == "warning"]
+    assert codes == ["model-folder", "data-missing"]
+
+
+def test_check_reads_only_the_first_records(folder_of_data):
+    lines = (folder_of_data / "good.jsonl").read_text().splitlines() * 125
+    (folder_of_data / "broken.jsonl").write_text("\n".join([*lines, "no record"]))
+    assert refused_by_check(["--data", "broken.jsonl", "--model", str(TINY)]) == []
 
 
 @pytest.mark.slow

@@ -70,12 +70,14 @@ def open_sets(
     wanted: Callable[[str], Wanted],
     roles: Collection[str] = (),
     telling: Callable[[Encoder], Encoder] = unchanged,
+    opening: Callable[..., Dataset] = open_data,
 ) -> dict[str, Dataset]:
     """Open the additional held-out sets, and return them by name.
 
     ``values``: the values of ``--data.NAME``. ``tokenizer``: the folder whose tokenizer encodes the sets.
     ``wanted``: a function from a set's name to the fields that its reward may read. ``roles``: the flow's
-    roles. ``telling``: as in ``open_data``. Raises PlanError for a set that cannot be read or has no records.
+    roles. ``telling``: as in ``open_data``. ``opening``: opens a set, as ``open_data`` does. Raises PlanError
+    for a set that cannot be read or has no records.
     """
     paths = set_paths(options, roles)
     names = [*(source.name for source in parse_sources(options.data)), *paths]
@@ -83,7 +85,7 @@ def open_sets(
     for name, path in paths.items():
         asked = wanted(name)
         settings: dict[str, Any] = data_settings(own_settings(_of_files(values), name, names), (), asked)
-        opened = open_data(
+        opened = opening(
             path,
             tokenizer=tokenizer,
             wanted=asked,

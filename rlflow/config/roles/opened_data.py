@@ -31,12 +31,13 @@ def open_dataset(
     config: RunConfig,
     wanted: Callable[[str], Wanted] = lambda source: NOTHING,
     telling: Callable[[Encoder], Encoder] = unchanged,
+    opening: Callable[..., Dataset] = open_data,
 ) -> Dataset:
     """Open the data of a run as one data set, also if there are several sources.
 
     If no data are named, the null backend gets synthetic records. ``wanted``: a function from a source's name
-    to the fields that its rewards may read. ``telling``: as in ``open_data``. Raises PlanError if a source
-    cannot be read, or if no data are named and another backend needs them.
+    to the fields that its rewards may read. ``telling``: as in ``open_data``. ``opening``: opens a
+    source, as ``open_data`` does. Raises PlanError if a source cannot be read, or if no data are named and another backend needs them.
     """
     if not config.options.data:
         if config.options.backend == "null":
@@ -55,7 +56,7 @@ def open_dataset(
     for source in sources:
         asked = wanted(source.name)
         settings = data_settings(own_settings(config.data, source.name, names), flow.data, asked)
-        parts[source.name] = open_data(
+        parts[source.name] = opening(
             source.path,
             tokenizer=config.tokenizer_folder,
             columns=columns,

@@ -1,0 +1,77 @@
+"""Open only the first records of data, for checks that load no tokenizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from rlflow.author.columns import CONVERSATION, Kind, field_column, standard_kind, text
+from rlflow.data import records
+from rlflow.data.dataset import Dataset
+from rlflow.data.encode import ByteEncoder
+from rlflow.data.faults import Room, refused
+from rlflow.data.hub_names import hub_data
+from rlflow.data.json_fields import NOTHING, Wanted
+from rlflow.data.paths import is_task
+from rlflow.data.source import TRIED, read_data
+from rlflow.errors import PlanError
+
+
+class Undecided(Exception):
+    """Only records that a check does not read decide whether a run accepts the data."""
+
+
+def open_first(
+    spec: str | os.PathLike[str],
+    *,
+    fields: Mapping[str, str | None] | None = None,
+    columns: Mapping[str, Kind] | None = None,
+    wanted: Wanted = NOTHING,
+    split: str | None = None,
+    task: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    bad: Literal["stop", "skip"] = "stop",
+    completions: bool = False,
+    evaluates: bool = False,
+    **encoding: object,
+) -> Dataset:
+    """Return the first TRIED records of a file or folder, or one question of a reasoning-gym task.
+
+    The arguments are those of ``open_data``; ``encoding`` is ignored. Raises PlanError as ``open_data`` does,
+    and also if no record is usable. Raises Undecided if later records decide, and for data on the Hub.
+    """
+    name = os.path.expanduser(os.fspath(spec))
+    if not is_task(name) and hub_data(name) is not None:
+        raise Undecided
+    about = (fields or {}, columns or {}, wanted, split, task or {}, seed, bad, completions, evaluates)
+    try:
+        data = read_data(name, *about, limit=TRIED)
+        if not data["records"]:
+            raise refused(data["name"], data["faults"], len(data["faults"]), Room())
+    except PlanError:
+        if bad == "skip" and _has_more(name, split, evaluates):
+            raise Undecided from None
+        raise
+    if bad == "skip" and _lacks(data, wanted) and _has_more(name, split, evaluates):
+        raise Undecided
+    if wanted.conversation:
+        data["declared"] = {**data["declared"], CONVERSATION: text}
+    return Dataset(**data, encoder=ByteEncoder(), model_prompt=wanted.model_prompt)
+
+
+def _lacks(data: Mapping[str, Any], wanted: Wanted) -> bool:
+    """Whether no record has a field that a reward requires, other than the standard columns."""
+    required = [name for name, needed in wanted.names.items() if needed and standard_kind(name) is None]
+    return any(not {name, field_column(name)} & {*data["declared"]} for name in required)
+
+
+def _has_more(name: str, split: str | None, evaluates: bool) -> bool:
+    """Whether a file or folder has more lines than a check reads. Raises PlanError if it cannot be read."""
+    if is_task(name):
+        return False
+    source = records.opened(Path(name))
+    chosen = source.chosen(split, "test" if evaluates else "train")
+    return next(islice(source.items(chosen), TRIED, None), None) is not None
