@@ -41,9 +41,9 @@ def test_a_stage_leaves_no_threads_behind(two_threads):
     queues, numbers = Queues({"model": 1, "cpu": 1}), torch.rand(768)
     with all_for(queues, "model"):
         queues.do("cpu", lambda: None)
-        before = threading.active_count(), len(os.listdir("/proc/self/task"))
+        before = set(os.listdir("/proc/self/task"))
         queues.do("cpu", lambda: numbers.exp().outer(numbers).mm(numbers[:, None]))
-        assert (threading.active_count(), len(os.listdir("/proc/self/task"))) == before
+        assert set(os.listdir("/proc/self/task")) <= before  # threads of earlier tests may end meanwhile
     assert queues.close()
 
 
