@@ -1,7 +1,7 @@
 """Run flows and jobs on pools of Ray workers. No other package imports Ray.
 
-This package holds splits of rows over ranks, calls to workers, columns that stay on workers, weight transfers
-between pools, health checks of workers, and jobs (`Job`), whose roles are classes of the user. Each worker
+This package splits rows over ranks, calls the workers, keeps columns on them, moves weights between pools and
+checks the workers' health. It also runs jobs (`Job`), whose roles are the user's own classes. Each worker
 runs its calls with an engine of `rlflow.execution`. `rlflow.runs.recovery` decides when a run recovers.
 """
 

@@ -1,7 +1,8 @@
 """Calls from the driver to workers.
 
-A call sends an operation and rows to ranks. Its results stay on the ranks, and the driver gets them as
-RemoteColumns. The module also counts the bytes that processes send to each other, by kind.
+A call sends rows to ranks and runs an operation on them. The results stay on the ranks, and the driver gets
+RemoteColumns that stand for them. This module also counts the bytes that processes send to each other, by
+kind.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ KINDS = ("columns", "weights", "commits")
 
 
 class Traffic:
-    """Counter of the bytes that processes send to each other. Several threads may add to it.
+    """Counts the bytes that processes send to each other. Safe to use from several threads.
 
-    It does not count data that the ranks of a pool exchange during a computation, such as gradients.
+    Data that the ranks of a pool exchange during a computation, such as gradients, isn't counted.
     """
 
     def __init__(self) -> None:
@@ -48,12 +49,12 @@ class Traffic:
         self._lock = threading.Lock()
 
     def add(self, kind: str, size: int) -> None:
-        """Add ``size`` bytes to the counter of ``kind``, which must be in KINDS."""
+        """Add ``size`` bytes to the count for ``kind``, which must be one of KINDS."""
         with self._lock:
             self._bytes[kind] += size
 
     def take(self) -> dict[str, int]:
-        """Return kind → bytes counted since the last call of this method, and reset the counters."""
+        """Return the bytes counted since the last call, by kind, and reset the counters."""
         with self._lock:
             counted, self._bytes = self._bytes, dict.fromkeys(KINDS, 0)
         return counted
@@ -65,9 +66,9 @@ MAX_SPANS = 1 << 16  # maximum number of spans that are kept until they are coll
 
 
 class ShardLedger:
-    """State that all iterations of a run share: shard keys, time spans of ranks, and byte counters.
+    """State shared by all iterations of a run: shard keys, time spans of ranks, and byte counters.
 
-    ``mark_unused`` and ``take_unused`` keep for each worker the keys of shards that it may drop.
+    It also records which shards each worker may drop (``mark_unused`` and ``take_unused``).
     """
 
     def __init__(self, pools: Iterable[Pool[Worker]]) -> None:
@@ -81,15 +82,15 @@ class ShardLedger:
         self.on_output: Callable[[bytes], object] = lambda lines: None
 
     def key(self) -> int:
-        """Return a new key for a shard. No other shard of the run has this key."""
+        """Return a shard key that is unique within the run."""
         return next(self._keys)
 
     def mark_unused(self, at: WorkerId, key: int) -> None:
-        """Record that the worker ``at`` may drop its shard with this key."""
+        """Record that the worker ``at`` may drop its shard ``key``."""
         self._gone[at].append(key)
 
     def take_unused(self, at: WorkerId) -> list[int]:
-        """Return the keys of shards that the worker ``at`` may drop. Each key is returned only once."""
+        """Return the keys of shards that the worker ``at`` may now drop. Each key is returned only once."""
         waiting, keys = self._gone[at], list[int]()
         with contextlib.suppress(IndexError):  # several threads may take keys
             for _ in range(len(waiting)):
@@ -97,24 +98,24 @@ class ShardLedger:
         return keys
 
     def clear_unused(self) -> None:
-        """Forget all recorded keys. Call this if the workers have already dropped their shards."""
+        """Forget all recorded keys, because the workers have already dropped these shards."""
         for keys in self._gone.values():
             keys.clear()
 
     def remember(self, spans: Iterable[RankSpan]) -> None:
-        """Store time spans during which ranks ran, for the next call of ``ran``."""
+        """Store the time spans during which ranks ran, until ``ran`` returns them."""
         self._ran.extend(spans)
 
     def ran(self) -> list[RankSpan]:
-        """Return the time spans that ``remember`` stored since the last call of this method."""
+        """Return the time spans stored by ``remember`` since the last call."""
         return [self._ran.popleft() for _ in range(len(self._ran))]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls of one iteration to the ranks of a run's pools.
+    """Calls to the ranks of a run's pools during one iteration.
 
-    In each method, ``call_options`` gives the deadline and the node of the call.
+    The ``call_options`` of each method give the call's deadline and its node.
     """
 
     pools: Mapping[str, Pool[Worker]]
@@ -135,9 +136,9 @@ class Calls:
         call_options: CallOptions,
         group: str = "cpu",
     ) -> Answer:
-        """Run operation ``op`` on one rank with some rows of a batch, and return the rank's answer.
+        """Run the operation ``op`` on one rank, with the given rows of a batch, and return the rank's answer.
 
-        ``rows``: indices of the rows. ``group``: name of the worker's thread group that runs the operation.
+        ``rows``: row indices. ``group``: the worker's thread group that runs the operation.
         """
         return self._on(
             pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, call_options, group
@@ -152,10 +153,9 @@ class Calls:
         call_options: CallOptions,
         group: str = "cpu",
     ) -> dict[int, Answer]:
-        """Run operation ``op`` on several ranks in parallel. Return rank → answer.
+        """Run the operation ``op`` on several ranks in parallel, and return their answers by rank.
 
-        ``batches``: rank → the batch for this rank. ``group``: name of the workers' thread group that runs
-        the operation.
+        ``batches``: rank → its batch. ``group``: the workers' thread group that runs the operation.
         """
         requests = {
             rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()
@@ -173,12 +173,12 @@ class Calls:
         group: str,
         parallel: Parallel = PLAIN,
     ) -> dict[int, Answer]:
-        """Run operation ``op`` on a batch that is split over the ranks of a pool. Return rank → answer.
+        """Run the operation ``op`` on a batch split over a pool's ranks, and return their answers by rank.
 
-        ``split``: for each rank, the indices of its rows. Ranks without rows also run the operation if the
-        model's parallelism (``parallel``) needs them, but their answers are not returned. If no rank has
-        rows, rank 0 runs the operation. Each rank keeps the rows that it gets from other ranks for later
-        calls in the iteration.
+        ``split``: the row indices of each rank. Ranks without rows also run the operation if the model's
+        parallelism (``parallel``) requires it, but their answers are dropped. If no rank has rows, rank 0
+        runs the operation. A rank keeps the rows that it gets from other ranks, for later calls in the same
+        iteration.
         """
         routes, key = Routes(self.spread(batch, pool.name)), self.ledger.key
         requests = {
@@ -190,7 +190,9 @@ class Calls:
     def counted(
         self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]
     ) -> dict[int, Answer]:
-        """Return the answers of ranks that have rows in ``split``. Mark the other ranks' shards as unused."""
+        """Return the answers of ranks that have rows in ``split``, and mark the other ranks' shards as
+        unused.
+        """
         ranks = used(split)
         for rank, answer in answers.items():
             if rank not in ranks:
@@ -206,9 +208,9 @@ class Calls:
         call_options: CallOptions,
         group: str,
     ) -> dict[int, Answer]:
-        """Run an operation on the ranks in ``requests``. Return rank → answer.
+        """Run an operation on the ranks in ``requests``, and return their answers by rank.
 
-        If possible, an operation without a model is sent as a short call over a socket.
+        Operations that don't use a model go over a socket, as a short call, where possible.
         """
         raw_arguments, coming = pickled(arguments), self._coming(pool, requests, call_options.seconds)
         frames = {
@@ -236,10 +238,10 @@ class Calls:
         group: str,
         short: bool,
     ) -> Future[list[Any]]:
-        """Send a call's frame to each rank, and return a future for the answers.
+        """Send each rank its frame of a call, and return a future for the answers.
 
-        ``coming``: rank → rows from other workers. Rows that are too large for a frame are sent separately by
-        Ray. ``short``: whether to try a short call over a socket.
+        ``coming``: rank → rows from other workers. Rows too large for a frame are sent separately, by Ray.
+        ``short``: whether to try a short call over a socket first.
         """
         by_ray = {
             rank: [row_message for row_message in coming[rank] if inline(row_message) is None]
@@ -257,10 +259,10 @@ class Calls:
     def _coming(
         self, pool: Pool[Worker], requests: Mapping[int, RowRequest], seconds: float
     ) -> dict[int, list[Any]]:
-        """Return rank → the rows that the rank gets from other workers, in the order of the rank's request.
+        """For each rank, return the rows that it gets from other workers, in the order of its request.
 
-        Rows from workers on this machine are messages. Other rows are Ray references; Ray moves the rows
-        without passing them through the driver.
+        Rows from workers on this machine are messages. All others are Ray references, so that Ray moves the
+        rows without the driver ever touching them.
         """
         wanted: dict[WorkerId, list[Transfer]] = {}
         for rank, request in requests.items():
@@ -283,9 +285,9 @@ class Calls:
     def _sliced(
         self, name: str, wanted: Mapping[WorkerId, Sequence[Transfer]], seconds: float
     ) -> Iterable[tuple[WorkerId, Sequence[Any]]]:
-        """Get the ``wanted`` rows from workers of pool ``name`` that share memory with this process.
+        """Get the ``wanted`` rows from the workers of pool ``name`` that share memory with this process.
 
-        Returns (worker, messages) for each of these workers, or nothing if a short call is not possible.
+        Returns one (worker, messages) pair per worker, or nothing if a short call isn't possible.
         """
         pool = self.pools[name]
         parts = {
@@ -304,7 +306,8 @@ class Calls:
     def _call(self, op: str, arguments: bytes) -> bytes:
         """Return a packed call without rows.
 
-        Unlike ``_frame``, it contains no shard keys to drop, because the call may never be sent.
+        Unlike ``_frame``, this doesn't include the keys of shards to drop, because the call may never be
+        sent.
         """
         return Call(op, self.ledger.key(), NOTHING, self.iteration).packed(arguments)
 
@@ -339,10 +342,10 @@ class Calls:
         group: str,
         chunks: bool = False,
     ) -> Any:
-        """Start operation ``op`` on one rank, and return a reference to its answer.
+        """Start the operation ``op`` on one rank, and return a reference to its answer.
 
-        ``routes`` and ``rows`` give the batch and the indices of the rank's rows. With ``chunks``, the
-        operation answers several times; the result is then an iterator over references.
+        ``routes`` describes the batch, and ``rows`` gives the indices of this rank's rows. With ``chunks``,
+        the operation answers several times, and this returns an iterator over references.
         """
         request = routes.to(rows, pool.at(rank))
         by_ray = [self._slice(part, pool.near(rank)) for part in request.transfers]
@@ -353,9 +356,9 @@ class Calls:
     def answers(
         self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], call_options: CallOptions
     ) -> dict[int, Answer]:
-        """Wait for the answers from several ranks. Return rank → answer.
+        """Wait for answers from several ranks, and return them by rank.
 
-        ``refs``: rank → the reference that ``ask`` returned.
+        ``refs``: rank → the reference returned by ``ask``.
         """
         return self._answers(
             pool, op, refs, pool.future(op, list(refs.items()), call_options.seconds, list), call_options
@@ -376,9 +379,9 @@ class Calls:
     def remember(
         self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], call_options: CallOptions
     ) -> None:
-        """Record when each rank ran and how many bytes it received, and pass on what its rewards printed.
+        """Record when each rank ran and how many bytes it received, and pass on any output of its rewards.
 
-        The times are converted to this process's clock.
+        Times are converted to this process's clock.
         """
         self.ledger.traffic.add("columns", sum(answer.received for answer in answers.values()))
         self._hear(answers.values())
@@ -397,7 +400,7 @@ class Calls:
         )
 
     def _hear(self, answers: Iterable[Answer]) -> None:
-        """Pass on what rewards on the workers printed. Workers send this output with their answers."""
+        """Pass on the output that rewards printed on the workers, which arrives with the answers."""
         for answer in answers:
             if answer.printed:
                 self.ledger.on_output(answer.printed)
@@ -411,9 +414,9 @@ class Calls:
         coming: Sequence[Any] = (),
         key: int | None = None,
     ) -> bytes:
-        """Return a call to the worker ``at`` as bytes.
+        """Pack a call to the worker ``at`` into bytes.
 
-        ``key``: the key under which the worker stores the result; None makes a new key.
+        ``key``: the key under which the worker stores the result. By default, a new key is made.
         """
         key, forget = self.ledger.key() if key is None else key, self.ledger.take_unused(at)
         return Call(
@@ -424,10 +427,10 @@ class Calls:
     # ------------------------------------------------------------------------------------------------------
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """Return the batch with all its columns on workers, except scalars.
+        """Return the batch with all its columns except scalars on workers.
 
-        Columns that are already on workers stay where they are. Columns of the driver are sent to the ranks
-        of ``pool``. If ``pool`` is None, the batch is returned unchanged.
+        Columns already on workers stay where they are. The driver's own columns are sent to the ranks of
+        ``pool``. If ``pool`` is None, the batch is returned unchanged.
         """
         columns = {name: data for name, data in batch.data.items() if data.kind.level is not Level.SCALAR}
         here = {name: data for name, data in columns.items() if not isinstance(data, RemoteColumn)}
@@ -439,9 +442,9 @@ class Calls:
         return Batch(batch.axis, batch.data | self._put(target, driver_batch, split).data)
 
     def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
-        """Send a batch of the driver to the ranks of a pool. Return the batch with RemoteColumns.
+        """Send one of the driver's batches to the ranks of a pool, and return it with RemoteColumns.
 
-        ``split``: for each rank, the indices of its rows.
+        ``split``: the row indices of each rank.
         """
         used = {rank: rows for rank, rows in enumerate(split) if len(rows)}
         shards = {
@@ -475,10 +478,10 @@ class Calls:
     def kept(
         self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis
     ) -> Batch:
-        """Return the results that ranks stored for a call, as a batch of RemoteColumns over ``axis``.
+        """Return the results that ranks stored for a call, as one batch of RemoteColumns over ``axis``.
 
-        ``split``: for each rank, the indices of its rows in ``axis``. Raises ValueError if a rank stored a
-        different number of rows.
+        ``split``: the indices in ``axis`` of each rank's rows. Raises ValueError if a rank stored a different
+        number of rows.
         """
         ranks = sorted(answers)
         check_counts(

@@ -1,4 +1,4 @@
-"""The engine of a run on pools: the same methods as in one process, but columns stay on workers."""
+"""The engine of a run on pools: the same methods as in one process, but columns stay on the workers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FETCHED = 64 << 10  # maximum size of a column that the driver fetches, in bytes
 
 @dataclass
 class ClusterEngine(Engine):
-    """Runs the operations of one iteration on pools of workers. Each worker has its own ``LocalEngine``."""
+    """Runs the operations of one iteration on pools of workers, each of which has its own ``LocalEngine``."""
 
     models: Mapping[str, RemoteModel]  # by role
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class ClusterEngine(Engine):
 
     @property
     def calls(self) -> Calls:
-        """The calls of this engine's iteration. The engines of all iterations share one ledger."""
+        """The calls of this engine's iteration. All iterations share one ledger."""
         return Calls(self.pools, self._ledger, self.iteration)
 
     # -- calls of the contract
@@ -81,10 +81,10 @@ class ClusterEngine(Engine):
     def sample(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions = HERE
     ) -> Batch:
-        """Sample ``sampling.samples`` rows per prompt with the role's generator. Return the new columns.
+        """Sample ``sampling.samples`` rows per prompt with the role's generator, and return the new columns.
 
-        The columns stay on the ranks of the generator's pool. Concurrent calls wait for each other, because a
-        generator has only one set of weights.
+        The columns stay on the ranks of the generator's pool. A generator has only one set of weights, so
+        concurrent calls take turns.
         """
         with self._sampling:
             return self._sample(role, prompts, sampling, seed, call_options)
@@ -105,7 +105,7 @@ class ClusterEngine(Engine):
         )
 
     def _ready(self, role: str, prompts: Batch, call_options: CallOptions) -> tuple[Pool[Worker], Batch]:
-        """Give the generator its weights. Return its pool, and the prompt columns on that pool."""
+        """Give the generator the weights to sample with. Return its pool, with the prompt columns on it."""
         model, pool = self.models[role], self.pools[self.placement.generators[role]]
         if (frozen := self.weights.get(role)) is not None:
             model.use(frozen, call_options.seconds)
@@ -122,10 +122,10 @@ class ClusterEngine(Engine):
         into: Chunks,
         call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample like ``sample``, but yield the rows in chunks.
+        """Like ``sample``, but yield the rows in chunks.
 
-        A chunk is yielded as soon as all ranks have sampled their part of it. The last yielded batch has all
-        rows, and is equal to the result of ``sample``.
+        A chunk is yielded once every rank has sampled its part of it. The last batch yielded contains all
+        rows and equals what ``sample`` would return.
         """
         with self._sampling:
             pool, prompts = self._ready(role, prompts, call_options)
@@ -156,7 +156,7 @@ class ClusterEngine(Engine):
     def forward(
         self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
     ) -> Batch:
-        """Run the forward pass of a role's trainer, and return the columns that ``want`` names."""
+        """Run the forward pass of a role's trainer, and return the columns named in ``want``."""
         pool, parallel = (
             self.pools[self.placement.trainers[role]],
             self.placement.parallelism(role, "trainer"),
@@ -177,7 +177,7 @@ class ClusterEngine(Engine):
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), want)
 
     def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
-        """Return the log-probs that the role's generator computes for rows. The weight check uses them."""
+        """Return the log-probs of the given rows under the role's generator. The weight check uses this."""
         self.models[role].synchronise(call_options.seconds)
         pool, parallel = (
             self.pools[self.placement.generators[role]],
@@ -190,10 +190,9 @@ class ClusterEngine(Engine):
     def reward(
         self, role: str, batch: Batch, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Score rows with the rewards of a role. Return the scores and metrics.
+        """Score rows with a role's rewards, and return the scores and metrics.
 
-        If the reward is a model, it runs on its own pool. If it is a function, it runs on the pool that has
-        most of the batch.
+        A reward model runs on its own pool. A reward function runs on the pool that has most of the batch.
         """
         name = self.placement.trainers.get(role)
         pool = self.pools[name] if name else self._nearest(batch, call_options, self.judging.get(role))
@@ -215,8 +214,8 @@ class ClusterEngine(Engine):
     ) -> tuple[Batch, PartialMetrics]:
         """Run a stage, and return its columns and metrics.
 
-        A stage with a role runs on the pool of the role's trainer; any other stage runs on the pool that has
-        most of the batch. The dispatch mode of the stage determines which rows each rank gets.
+        A stage with a role runs on the pool of that role's trainer, and any other stage on the pool that has
+        most of the batch. The stage's dispatch mode decides which rows each rank gets.
         """
         self.may_change(stage)
         pool = (
@@ -308,10 +307,10 @@ class ClusterEngine(Engine):
         function: Mapping[str, Any],
         call_options: CallOptions,
     ) -> tuple[Batch, Tensor]:
-        """Return the rows of an update as its ranks store them, and facts about each row.
+        """Return the rows of an update as the ranks store them, and facts about each row.
 
-        The facts are int64 [rows, 4], and [rows, 4 + losses] for several losses. ``home``: the rows of each
-        rank.
+        The facts are int64 [rows, 4], or [rows, 4 + losses] if there are several losses. ``home``: the row
+        indices of each rank.
         """
         losses = len(loss.losses) if isinstance(loss, JointLoss) else 0
         facts = torch.zeros(len(batch), 4 + losses, dtype=torch.int64)
@@ -329,9 +328,9 @@ class ClusterEngine(Engine):
         return self.calls.kept(pool, answers, split, batch.axis)
 
     def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
-        """Return the beginnings of responses from which new responses continue, and their lengths.
+        """Return the beginnings of responses from which new responses continue, and their lengths in tokens.
 
-        The lengths are numbers of response tokens. Both are computed on the ranks that store the rows.
+        Both are computed on the ranks that store the rows.
         """
         pool = self._nearest(batch, call_options)
         split = self._split(batch, pool)
@@ -347,10 +346,10 @@ class ClusterEngine(Engine):
         return self.calls.kept(pool, answers, begun, axis), place
 
     def concat(self, parts: Sequence[Batch], call_options: CallOptions = HERE) -> Batch:
-        """Return the rows of all ``parts`` as one batch.
+        """Join the rows of all ``parts`` into one batch.
 
-        If a column has the same stored name in all parts, it stays on its workers. All other columns are
-        copied to one rank.
+        A column that has the same stored name in every part stays on its workers. All others are copied to
+        one rank.
         """
         axis = Axis.join([part.axis for part in parts])
         pool = self._nearest(parts[0], call_options).name
@@ -367,7 +366,7 @@ class ClusterEngine(Engine):
         return Batch(axis, whole | group_of_joined(axis, parts))
 
     def _per_row(self, batch: Batch) -> Batch:
-        """Return the batch with each column of group values expanded to one value per row."""
+        """Return the batch with each group's values repeated for every row of the group."""
         groups = [name for name, data in batch.data.items() if data.kind.level is Level.GROUP]
         if not groups:
             return batch
@@ -377,17 +376,17 @@ class ClusterEngine(Engine):
     # -- requests of the run
 
     def frozen(self, role: str) -> Any:
-        """Return a copy of the role's current weights, to sample with them after later updates."""
+        """Return a copy of the role's current weights, for sampling with them after later updates."""
         return self.models[role].frozen()
 
     def packed(self, batch: Batch) -> bytes:
-        """Return the rows of the batch as bytes, for a checkpoint."""
+        """Pack the rows of the batch into bytes, for a checkpoint."""
         return self._gathered(batch).tobytes()
 
     def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
-        """Load bytes from ``packed`` onto rank 0 of a pool, and return them as a batch.
+        """Load bytes from ``packed`` onto rank 0 of a pool, and return the batch.
 
-        ``axis``: the row axis of the batch; None uses the axis in the bytes. ``pool`` must not be None.
+        ``axis``: the batch's row axis, by default the one stored in the bytes. ``pool`` must not be None.
         """
         assert pool is not None
         raw, there = np.frombuffer(payload, np.uint8), self.pools[pool]
@@ -401,7 +400,7 @@ class ClusterEngine(Engine):
     def held(self, batch: Batch, pool: str | None) -> Batch:
         """Copy the batch onto rank 0 of a pool, and return it with the copied columns.
 
-        The copy is stored until this engine's iteration has ended. ``pool`` must not be None.
+        The copy is kept until the end of this engine's iteration. ``pool`` must not be None.
         """
         assert pool is not None
         there, rows = self.pools[pool], torch.arange(len(batch))
@@ -410,19 +409,19 @@ class ClusterEngine(Engine):
         )
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """Return the batch with all its columns on workers; columns of the driver are sent to ``pool``."""
+        """Return the batch with all its columns on workers. The driver's own columns are sent to ``pool``."""
         return self.calls.spread(batch, pool)
 
     def near(self, batch: Batch, call_options: CallOptions = HERE) -> str:
-        """Return the name of the pool in ``call_options``, or of the pool that has most of the batch."""
+        """Return the name of the pool in ``call_options``, or else of the pool that has most of the batch."""
         return self._nearest(batch, call_options).name
 
     def joined(self, batches: list[Batch]) -> Batch:
-        """Return the rows of several batches as one batch. Rows on workers stay there."""
+        """Join the rows of several batches into one batch. Rows on workers stay there."""
         return joined(batches)
 
     def fetch(self, batch: Batch) -> Batch:
-        """Copy the batch's columns into this process, and return the batch.
+        """Return the batch with its columns copied into this process.
 
         Raises ValueError if a column on workers is larger than FETCHED bytes.
         """
@@ -439,7 +438,7 @@ class ClusterEngine(Engine):
         return self.gather(batch)
 
     def gather(self, batch: Batch) -> Batch:
-        """Copy the batch's columns into this process, and return the batch. There is no limit on the size."""
+        """Return the batch with its columns copied into this process, however large they are."""
         there = Batch(
             batch.axis, {name: data for name, data in batch.data.items() if isinstance(data, RemoteColumn)}
         )
@@ -448,7 +447,7 @@ class ClusterEngine(Engine):
         return Batch(batch.axis, batch.data | opened(self._gathered(there)).data)
 
     def _gathered(self, batch: Batch) -> Payload:
-        """Return the rows of a batch as bytes. A worker of the pool that has most of the batch joins them."""
+        """Return the batch's rows as bytes, joined by a worker of the pool that has most of the batch."""
         payload: Payload = self.calls.on_one(
             self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io"
         ).value
@@ -456,16 +455,16 @@ class ClusterEngine(Engine):
         return payload
 
     def on_output(self, on_output: Callable[[bytes], object]) -> None:
-        """Set the function that gets what rewards on the workers print.
+        """Set the function that receives the output of rewards on the workers.
 
-        The function is called with complete lines of bytes, from several threads.
+        It is called with complete lines, as bytes, from several threads.
         """
         self._ledger.on_output = on_output
 
     def summarise(self, records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> IterationSummary:
-        """Compute an iteration's summary on one worker, so that the driver does not need the columns.
+        """Compute an iteration's summary on one worker, so that the driver doesn't need the columns.
 
-        ``records``: name → the batch with the recorded column. ``judged``: which columns are scores of
+        ``records``: name → the batch with that recorded column. ``judged``: which columns are scores from
         rewards. Scalars are skipped.
         """
         whole_records = _on_common_axes(
@@ -491,7 +490,7 @@ class ClusterEngine(Engine):
         return summary
 
     def moved(self) -> dict[str, Any]:
-        """Return metrics of weight transfers and of offloaded model parts since the last call."""
+        """Return metrics of the weight transfers and the offloading since the last call."""
         metrics = {
             f"{role}.sync/{name}": value
             for role, model in self.models.items()
@@ -504,16 +503,16 @@ class ClusterEngine(Engine):
         }
 
     def traffic(self) -> dict[str, int]:
-        """Return kind → bytes sent since the last call, for columns, weights and in-memory checkpoints."""
+        """Return the bytes sent since the last call, by kind: columns, weights and in-memory checkpoints."""
         self._ledger.traffic.add("weights", sum(model.arrived() for model in self.models.values()))
         return self._ledger.traffic.take()
 
     def committed(self, size: int) -> None:
-        """Add the bytes of a trainer state to the count of in-memory checkpoints."""
+        """Count the ``size`` bytes of a trainer's state as part of an in-memory checkpoint."""
         self._ledger.traffic.add("commits", size)
 
     def _kept(self) -> dict[str, dict[str, float]]:
-        """Return metrics of offloading, by pool, for pools with limited memory: maxima over the ranks."""
+        """For each pool with limited memory, return metrics of offloading: the maximum over its ranks."""
         asked = {
             pool: self.pools[pool].call(Worker.moved, seconds=60.0, group="control") for pool in self.limited
         }
@@ -528,9 +527,9 @@ class ClusterEngine(Engine):
         return self._ledger.ran()
 
     def finished(self) -> None:
-        """Free the columns of this iteration on all workers. Call this also after an error.
+        """Free this iteration's columns on all workers. Call this even after an error.
 
-        Rows that were sampled ahead for later iterations stay.
+        Rows sampled ahead for later iterations are kept.
         """
         self._ledger.clear_unused()
         for pool in self.pools.values():
@@ -551,10 +550,9 @@ class ClusterEngine(Engine):
     def _nearest(
         self, batch: Batch, call_options: CallOptions, among: Collection[str] | None = None
     ) -> Pool[Worker]:
-        """Return the pool in ``call_options``, or without one the pool that stores the most bytes of the
-        batch.
+        """Return the pool in ``call_options`` or, by default, the pool that stores most of the batch's bytes.
 
-        ``among``: names of the pools from which to choose; None means all.
+        ``among``: names of the pools to choose from, by default all.
         """
         if call_options.pool is not None:
             return self.pools[call_options.pool]
@@ -567,9 +565,9 @@ class ClusterEngine(Engine):
         ]
 
     def _home(self, batch: Batch, pool: Pool[Worker]) -> list[Tensor] | None:
-        """Return how the largest column on ``pool`` is split over the pool's ranks.
+        """For each rank of ``pool``, return its rows of the largest column stored there, as indices.
 
-        The result has for each rank the indices of its rows. It is None if no column is on the pool.
+        Returns None if the pool stores none of the batch's columns.
         """
         for data in sorted(batch.data.values(), key=lambda data: -data.nbytes):
             if (
@@ -595,7 +593,7 @@ class ClusterEngine(Engine):
         return first_ranks(split, parallel)
 
     def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], parallel: Parallel) -> list[Tensor]:
-        """For each rank, return the indices of the rows that it gets under the stage's dispatch mode."""
+        """Return the indices of the rows that each rank gets under the stage's dispatch mode."""
         everything = torch.arange(len(batch))
         if stage.dispatch == ALL:
             return [everything] * len(pool)
@@ -606,15 +604,15 @@ class ClusterEngine(Engine):
 
 
 def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:
-    """For each rank, return the indices of the rows that it samples, given the split of the prompts."""
+    """Given the split of the prompts, return the indices of the rows that each rank samples."""
     return [(rows[:, None] * samples + torch.arange(samples)).reshape(-1) for rows in split]
 
 
 def _on_common_axes(records: Mapping[str, Batch]) -> list[Batch]:
-    """Group recorded columns into batches with the same rows.
+    """Group recorded columns into batches that share the same rows.
 
-    Prompts, answers and episodes are copied to the rows of the completions, because samples show them
-    together. Data sources are copied to the rows of the scores, because scores are averaged by source.
+    Prompts, answers and episodes are repeated for each completion, because samples show them together. Data
+    sources are repeated for each score, because scores are averaged by source.
     """
     shown_with = {"prompt": "completion", "answer": "completion", "episode": "completion", SOURCE: "scores"}
     batches: dict[int, Batch] = {}

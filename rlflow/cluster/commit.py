@@ -1,9 +1,9 @@
-"""Commits: in-memory checkpoints, from which a run recovers after a worker has died.
+"""Commits: in-memory checkpoints from which a run recovers when a worker has died.
 
-A commit has copies of the state of every role that the run may change, and the rows that were sampled ahead.
-The copies are stored outside the workers. On Ray, a trainer's state is in Ray's object store: it is the
-result of a call to one worker and later the argument of a call to another worker, and the driver never reads
-it. The driver keeps the rows in packed form.
+A commit contains a copy of the state of every role that the run may change, and the rows sampled ahead. The
+copies live outside the workers. On Ray, a trainer's state is in Ray's object store, as the result of a call
+to one worker that later becomes the argument of a call to another. The driver never reads it. The driver
+keeps the rows in packed form.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FOUND_SECONDS = 30.0  # how long a failed call waits for the health monitor to r
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of a trainer's state that is stored outside the worker."""
+    """A copy of a trainer's state, stored outside the worker."""
 
     ref: Any  # reference to the copy
     size: Future[int]  # number of bytes, once the copy is complete
 
     @staticmethod
     def of(trainer: RemoteTrainer) -> Copy:
-        """Start to copy a trainer's state, and return the copy, which completes later."""
+        """Start copying a trainer's state, and return the copy, which completes later."""
         ref, size = trainer.begin("commit", answers=2)
         return Copy(ref, trainer.pool.transport.future(size))
 
@@ -52,14 +52,14 @@ class Commit:
     queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None
 
     def settled(self, seconds: float) -> bool:
-        """Wait until all copies are complete, at most ``seconds``. Return whether they are complete."""
+        """Wait up to ``seconds`` for all copies to complete, and return whether they have."""
         wait([copy.size for copy in self.states.values()], seconds)
         return self.complete
 
     def then(self, action: Callable[[], object]) -> None:
-        """Call ``action`` once for each copy, as soon as the copy is complete or has failed.
+        """Call ``action`` once per copy, when that copy completes or fails.
 
-        ``action`` is called in a thread of the transport. The copies hold no reference to this commit.
+        The call is made in one of the transport's threads. The copies hold no reference to this commit.
         """
         for copy in self.states.values():
             copy.size.add_done_callback(lambda _: action())
@@ -71,24 +71,24 @@ class Commit:
 
 
 class ProcessWorkers(Protocol):
-    """The methods of a run's workers that recovery needs."""
+    """What recovery needs from a run's workers."""
 
     def found(self, seconds: float) -> Death | None:
-        """Wait up to ``seconds`` for a worker to die. Return its death; None if all workers are alive."""
+        """Wait up to ``seconds`` for a worker to die. Return its death, or None if all workers are alive."""
 
     def lost(self) -> str | None:
-        """Describe a dead process without which no worker can be started; None if there is none."""
+        """Describe a dead process without which no worker can be started, or return None if there is none."""
 
     def unwatch(self) -> None:
-        """Stop the health checks. Calls that are still waiting for an answer raise Dead."""
+        """Stop the health checks. Calls still waiting for an answer raise Dead."""
 
     def restart(self, lost: str) -> list[str]:
-        """Start the pool ``lost`` again. Return the names of all pools that had to be started again."""
+        """Restart the pool ``lost``, and return the names of all pools that had to be restarted."""
 
 
 @dataclass
 class Workers:
-    """Recovers the workers of a run: makes commits, starts dead pools again, and restores commits."""
+    """Recovers a run's workers: makes commits, restarts dead pools, and restores commits."""
 
     run_workers: ProcessWorkers
     engine: ClusterEngine
@@ -98,8 +98,8 @@ class Workers:
     def commit(self, iteration: int) -> Commit:
         """Start a commit of the state before ``iteration``, and return it.
 
-        The copies complete later; calls to a worker's models wait for them. If rows are being sampled ahead,
-        this method waits for them, and raises the error if sampling fails.
+        The copies complete later, and calls to a worker's models wait for them. If rows are being sampled
+        ahead, this method first waits for them, and raises the error if sampling fails.
         """
         trainers = {role: self.engine.models[role].trainer for role in self.roles}
         states = {role: Copy.of(trainer) for role, trainer in trainers.items() if trainer}
@@ -113,9 +113,9 @@ class Workers:
             self.engine.committed(size.result())
 
     def death(self, error: BaseException) -> Death | None:
-        """Return the worker death that caused ``error``.
+        """Return the worker's death that caused ``error``.
 
-        Returns None if no worker died, or if some processes of the dead worker's pool could not be ended.
+        Returns None if no worker died, or if some processes of the dead worker's pool couldn't be ended.
         """
         causes = list(chain(error))
         if not any(isinstance(cause, RemoteError) for cause in causes):
@@ -126,11 +126,11 @@ class Workers:
         return death if death is not None and death.pool_ended else None
 
     def lost(self) -> str | None:
-        """Describe a controlling process of Ray that has died; None if all are alive."""
+        """Describe a controlling process of Ray that has died, or return None if all are alive."""
         return self.run_workers.lost()
 
     def restart(self, death: Death) -> list[str]:
-        """Start a dead worker's pool again. Return the names of all pools that had to be started again."""
+        """Restart a dead worker's pool, and return the names of all pools that had to be restarted."""
         if self.ahead is not None:
             self.ahead.drop()
         return self.run_workers.restart(death.pool)
@@ -163,5 +163,5 @@ class Workers:
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
-    """Return a list of an error and its direct and indirect causes."""
+    """Return an error together with all its direct and indirect causes."""
     return [error, *chain(error.__cause__ or error.__context__)] if error is not None else []

@@ -1,4 +1,4 @@
-"""The torch process group of a pool's ranks, and the rendezvous through which the ranks find each other."""
+"""The torch process group of a pool's ranks, and the rendezvous where the ranks find each other."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _listening: list[socket.socket] = []  # socket of the first rank, until the grou
 
 
 def listen(interface: Interface) -> str:
-    """Open the rendezvous of a pool on several machines, and return its address HOST:PORT.
+    """Open the rendezvous for a pool on several machines, and return its address, HOST:PORT.
 
-    Only the first rank of the pool calls this. The kernel chooses the port. The rendezvous has no password:
-    any process that reaches the interface and finds the port can connect.
+    Only the pool's first rank calls this. The kernel chooses the port. The rendezvous has no password, so any
+    process that reaches the interface and finds the port can connect.
     """
     family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
     _listening[:] = [socket.create_server((interface.address, 0), family=family)]
@@ -41,8 +41,9 @@ def listen(interface: Interface) -> str:
 def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interface = LOOPBACK) -> None:
     """Create torch's default process group for a pool. Its ranks communicate over ``interface``.
 
-    ``rendezvous``: if all ranks are on one machine, the path of a file, so that no rank listens on a port;
-    otherwise the address that ``listen`` returned on the first rank. ``device``: the rank's torch device.
+    ``rendezvous``: if all ranks are on one machine, the path of a file, so that no rank has to listen on a
+    port. Otherwise, the address that ``listen`` returned on the first rank. ``device``: the rank's torch
+    device.
     """
     timeout, stores = timedelta(seconds=SECONDS), cast("Any", dist)
     for name in INTERFACE_VARIABLES:
@@ -70,8 +71,8 @@ def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interfa
 def group_of_threads(store: Any, rank: int, ranks: int) -> Any:
     """Return a gloo group for ranks that are threads of this process.
 
-    ``store``: a torch HashStore that the ranks share. The group adds numbers in the same order as a gloo
-    group of processes. It is not torch's default group, because a process can have only one default group.
+    ``store``: a torch HashStore shared by the ranks. The group adds numbers in the same order as a gloo group
+    of processes. It isn't torch's default group, because a process can have only one.
     """
     gloo: Any = cast("Any", dist).ProcessGroupGloo
     options = torch_private.gloo_options(LOOPBACK.address, timedelta(seconds=SECONDS))
@@ -79,12 +80,12 @@ def group_of_threads(store: Any, rank: int, ranks: int) -> Any:
 
 
 def gpu() -> str:
-    """Return a name for this rank's GPU that is unique over all machines."""
+    """Return a name for this rank's GPU that is unique across all machines."""
     return f"{machine()} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
 def exchange_texts(store: Any, rank: int, ranks: int, text: str) -> list[str]:
-    """Exchange one string per rank through a torch store. Return the strings of all ranks, in rank order."""
+    """Exchange one string per rank through a torch store. Return every rank's string, in rank order."""
     store.set(f"rlflow/{rank}", text)
     return [store.get(f"rlflow/{other}").decode() for other in range(ranks)]
 
@@ -92,7 +93,7 @@ def exchange_texts(store: Any, rank: int, ranks: int, text: str) -> list[str]:
 def backend_of(devices: Sequence[str]) -> str:
     """Return the torch backend for a group: NCCL for GPU tensors and gloo for CPU tensors.
 
-    ``devices``: the GPU name of each rank. If ranks share a GPU, the backend is gloo for both kinds of
-    tensors, because NCCL needs one GPU per rank.
+    ``devices``: each rank's GPU name. If ranks share a GPU, gloo is used for both, because NCCL needs one GPU
+    per rank.
     """
     return "cpu:gloo,cuda:nccl" if len(set(devices)) == len(devices) else "gloo"

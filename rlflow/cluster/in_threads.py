@@ -1,6 +1,6 @@
-"""Workers of a run whose ranks are threads of the run's own process.
+"""The workers of a run whose ranks are threads of the run's own process.
 
-A rank in a thread cannot die alone. These ranks are therefore neither watched nor started again.
+A rank in a thread can't die alone, so these ranks are neither watched nor restarted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENDING_SECONDS = 0.5  # time limit for calls to end; a longer call may wait for 
 
 @dataclass
 class ThreadWorkers:
-    """All pools of a run, with ranks that are threads of this process."""
+    """All pools of a run whose ranks are threads of this process."""
 
     flow: Flow
     setups: Mapping[str, list[Setup]]  # pool → setup of each rank
@@ -40,7 +40,7 @@ class ThreadWorkers:
     def start(self) -> None:
         """Start all pools in parallel, and wait until their models are loaded.
 
-        Raises PlanError, with the rank's error, if a rank fails to load its models.
+        If a rank fails to load its models, raises PlanError with that rank's error.
         """
         self._threads = torch.get_num_threads()
         for name, ranks in self.setups.items():
@@ -60,7 +60,7 @@ class ThreadWorkers:
             ) from error
 
     def stop(self) -> None:
-        """End the threads of the ranks, and the processes that the ranks have started."""
+        """End the ranks' threads, and the processes that the ranks have started."""
         closing = [
             pool.call(Worker.close, seconds=CLOSED_SECONDS, group="control") for pool in self.pools.values()
         ]
@@ -73,14 +73,14 @@ class ThreadWorkers:
         torch.set_num_threads(self._threads)
 
     def unwatch(self) -> None:
-        """Do nothing, because ranks in threads are not watched."""
+        """Do nothing: ranks in threads aren't watched."""
 
     def found(self, seconds: float) -> Death | None:
-        """Return None, because a rank in a thread cannot die alone."""
+        """Return None: a rank in a thread can't die alone."""
         return None
 
     def lost(self) -> str | None:
-        """Return None. If a rank failed, this process would end too."""
+        """Return None: if a rank failed, this process would end too."""
         return None
 
     def restart(self, lost: str) -> list[str]:
