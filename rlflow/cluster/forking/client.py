@@ -1,8 +1,8 @@
-"""The program that Ray starts in place of a worker. It asks the fork server to start the real worker.
+"""The program that Ray starts in place of a worker. It asks the fork server to start the real one.
 
-Usage: ``PYTHON -I -S client.py INTRODUCTION SCRIPT ARGUMENT…``. INTRODUCTION is a file with the server's
-address and key, and the modules that the script will import. The program waits for the worker and exits with
-the worker's status. If no server answers, the program runs the script in its own process.
+Usage: ``PYTHON -I -S client.py INTRODUCTION SCRIPT ARGUMENT…``. INTRODUCTION is a file that contains the
+server's address and key, and the modules that the script will import. The program waits for the worker and
+exits with its status. If no server answers, it runs the script itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlflow.processes.watchdog import process_tag
 
 
 def main(introduction: str, command: list[str]) -> None:
-    """Run a command in a fork of the server that the introduction names. If this fails, run it here."""
+    """Run a command in a fork of the server, or in this process if that fails."""
     connection = None
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, EOFError):
         connection = asked(introduction, command)
@@ -35,9 +35,9 @@ def main(introduction: str, command: list[str]) -> None:
 
 
 def asked(introduction: str, command: list[str]) -> socket.socket:
-    """Ask the fork server to start ``command``. Return the connection once the new process runs.
+    """Ask the fork server to start ``command``. Return the connection once the new process is running.
 
-    Raises OSError, ValueError, LookupError, TypeError or EOFError if the server cannot start the process.
+    Raises OSError, ValueError, LookupError, TypeError or EOFError if the server can't start it.
     """
     process_tag.die_with_raylet()  # if this process dies, the server ends the worker
     known = json.loads(Path(introduction).read_text())
@@ -53,9 +53,9 @@ def asked(introduction: str, command: list[str]) -> socket.socket:
 
 
 def status_of(connection: socket.socket) -> int:
-    """Wait until the fork ends, and return its ``os.waitpid`` status.
+    """Wait for the fork to end, and return its ``os.waitpid`` status.
 
-    If the server ends first, the fork is killed with it, and the result is the status of a killed process.
+    If the server ends first, it takes the fork with it, and the status is that of a killed process.
     """
     try:
         return requests.reply(connection)
@@ -64,7 +64,7 @@ def status_of(connection: socket.socket) -> int:
 
 
 def end_as(status: int) -> None:
-    """End this process with the exit code or signal that an ``os.waitpid`` status contains."""
+    """End this process with the exit code or signal given by an ``os.waitpid`` status."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         os.kill(os.getpid(), -code)

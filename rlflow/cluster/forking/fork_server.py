@@ -1,9 +1,9 @@
-"""The fork server: a process that imports modules once, and then forks itself for each requested process.
+"""The fork server: a process that imports modules once, and then forks itself on request.
 
 Usage: ``python -m rlflow.cluster.forking.fork_server LISTENER PARENT``. LISTENER is the file descriptor of a
-listening socket. PARENT is a pid; the server ends with that process. The server reads its key from stdin. It
-has a single thread, because forking a process with several threads is unsafe. The server kills a fork when
-the client that requested it ends. All forks end with the server.
+listening socket. PARENT is the pid of a process, and the server ends when that process does. The server reads
+its key from stdin. It has only one thread, because forking a process with several threads is unsafe. It kills
+a fork when the client that requested it ends. All forks end with the server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CREDENTIALS = struct.Struct("3i")  # pid, user and group of a peer
 
 @dataclass
 class Fork:
-    """A process that the server has started."""
+    """A process started by the server."""
 
     pid: int
     pidfd: int  # descriptor that is readable once the process has ended
@@ -46,7 +46,7 @@ class Fork:
 class ForkServer:
     """Serves requests until the parent process ends.
 
-    In the server, ``run`` never returns. In a fork, it returns the request for which the fork was made.
+    ``run`` never returns in the server. In a fork, it returns the request that the fork was made for.
     """
 
     listener: socket.socket
@@ -56,7 +56,7 @@ class ForkServer:
     forks: list[Fork] = field(default_factory=list)
 
     def run(self) -> Request:
-        """Serve requests until the parent process ends. Returns only in a fork, with the fork's request."""
+        """Serve requests until the parent process ends. Return the request, but only in its fork."""
         while True:
             ready = self._ready()
             if ready == self.parent:
@@ -71,8 +71,7 @@ class ForkServer:
     def _ready(self) -> int:
         """Wait until a file descriptor is readable, and return it.
 
-        Only one is returned: handling it can close other descriptors, and the system may then reuse their
-        numbers.
+        It returns only one, because handling it can close others, whose numbers the system may then reuse.
         """
         with selectors.PollSelector() as selector:
             for file in (self.parent, self.listener.fileno()):
@@ -87,7 +86,7 @@ class ForkServer:
     def _accept(self) -> Request | None:
         """Accept a connection and serve its request.
 
-        Returns None in the server, and the request in a fork.
+        In a fork, returns the request. In the server, returns None.
         """
         connection, _ = self.listener.accept()
         files: list[int] = []
@@ -111,9 +110,9 @@ class ForkServer:
         return None
 
     def _forked(self, request: Request, connection: socket.socket, files: list[int]) -> bool:
-        """Fork a process for a request. Returns True in the fork, and False in the server.
+        """Fork a process for a request. Return True in the fork and False in the server.
 
-        Raises OSError, and ValueError if this server cannot fork such a process.
+        Raises OSError, or ValueError if this server can't start the requested process.
         """
         mark = request.environment.get(process_tag.MARK, "").encode()
         if len(mark) > len(SLOT) or len(files) != requests.FILES or not os.path.isfile(request.command[0]):
@@ -138,10 +137,10 @@ class ForkServer:
         return False
 
     def _inherit(self, server: int, connection: socket.socket, files: list[int]) -> None:
-        """Set up a new fork: its files, its process group, and its end together with the server.
+        """Set up a new fork: its files, its process group, and that it ends when the server does.
 
-        The fork gets the client's files and closes the server's. It leads a process group of its own, because
-        Ray kills the process group of a dead worker.
+        The fork takes over the client's files and closes the server's. It leads its own process group,
+        because Ray kills the whole process group of a dead worker.
         """
         process_tag.die_with(server)
         os.setpgid(0, 0)
@@ -153,7 +152,7 @@ class ForkServer:
             os.close(descriptor)
 
     def _end(self, fork: Fork) -> None:
-        """Kill a fork, unless it has already ended, and send its exit status to its client."""
+        """Kill a fork that is still running, and send its exit status to its client."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(fork.pidfd, signal.SIGKILL)
         status = os.waitpid(fork.pid, 0)[1]
@@ -172,9 +171,9 @@ def peer_user(connection: socket.socket) -> int:
 
 
 def import_all(modules: list[str]) -> None:
-    """Import the named modules, and skip modules that cannot be imported.
+    """Import the named modules, skipping those that can't be imported.
 
-    A fork that needs such a module reports the error.
+    A fork that needs such a module will report the error itself.
     """
     for name in modules:
         if name not in sys.modules:
@@ -185,7 +184,7 @@ def import_all(modules: list[str]) -> None:
 
 
 def become(request: Request) -> None:
-    """Run a request's script in this process, as if Python had started with the request's command."""
+    """Run a request's script in this process, as if Python had been started with the request's command."""
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
@@ -196,9 +195,9 @@ def become(request: Request) -> None:
 
 
 def mark(value: str) -> None:
-    """Set a run's process tag in the environment that ``/proc`` shows for this process.
+    """Set the process tag of a run in the environment that ``/proc`` shows for this process.
 
-    Otherwise ``/proc`` would still show the server's environment.
+    Otherwise, ``/proc`` would still show the server's environment.
     """
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
@@ -212,9 +211,9 @@ def mark(value: str) -> None:
 
 
 def fresh_numbers() -> None:
-    """Seed random number generators anew, and set the number of threads from the environment.
+    """Reseed the random number generators, and set the number of threads from the environment.
 
-    Some libraries draw seeds when they are imported, so without this all forks would have the same seeds.
+    Some libraries choose a seed when they are imported, so all forks would otherwise share it.
     """
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
@@ -225,7 +224,7 @@ def fresh_numbers() -> None:
 
 
 def main() -> None:
-    """Run a fork server with the socket and the parent that the command line names."""
+    """Run a fork server with the socket and parent given on the command line."""
     listener, parent = socket.socket(fileno=int(sys.argv[1])), os.pidfd_open(int(sys.argv[2]))
     key = sys.stdin.readline().strip()
     become(ForkServer(listener, parent, key, dict(os.environ)).run())

@@ -18,7 +18,7 @@ LONGEST = 1 << 24  # maximum size of a request in bytes
 
 @dataclass(frozen=True)
 class Request:
-    """A request to the fork server: modules to import, and optionally a process to start."""
+    """A request to the fork server to import modules and, optionally, start a process."""
 
     key: str  # secret of the server
     modules: list[str] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Request:
 
 
 def send(connection: socket.socket, request: Request, files: list[int]) -> None:
-    """Send a request, and the file descriptors that become the new process's stdin, stdout and stderr.
+    """Send a request, with the file descriptors for the new process's stdin, stdout and stderr.
 
     Raises OSError.
     """
@@ -40,9 +40,9 @@ def send(connection: socket.socket, request: Request, files: list[int]) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[Request, list[int]]:
-    """Return the next request on a connection, and its file descriptors.
+    """Return the next request from a connection, and its file descriptors.
 
-    Raises ValueError if the data are not a request, EOFError if the connection is closed, and OSError.
+    Raises ValueError if the data isn't a request, EOFError if the connection is closed, or OSError.
     """
     message, files, _, _ = socket.recv_fds(connection, LENGTH.size, FILES)
     length = LENGTH.unpack(message + _exactly(connection, LENGTH.size - len(message)))[0]
@@ -58,8 +58,8 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]]:
 def reply(connection: socket.socket) -> int:
     """Return the next number that the server sends.
 
-    The server first sends the pid of the new process, and later its ``os.waitpid`` status. Raises EOFError if
-    the connection is closed, and OSError.
+    The server first sends the new process's pid, and later its ``os.waitpid`` status. Raises EOFError if the
+    connection is closed, or OSError.
     """
     return int(REPLY.unpack(_exactly(connection, REPLY.size))[0])
 

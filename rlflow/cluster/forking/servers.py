@@ -1,6 +1,6 @@
 """The fork servers of this process.
 
-A server starts with the first run that needs it, serves later runs too, and ends with this process.
+The first run that needs a server starts it. Later runs use it too, and it ends with this process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEPT = 2  # maximum servers at a time; each number of threads per worker needs i
 
 @dataclass(frozen=True)
 class Server:
-    """A fork server that this process has started."""
+    """A fork server started by this process."""
 
     process: Child
     address: str  # address of an abstract socket, which leaves no file
@@ -61,13 +61,13 @@ class Server:
         return cls(process, address, key, environment)
 
     def import_all(self, modules: list[str]) -> None:
-        """Ask the server to import modules. Returns before they are imported. Raises OSError."""
+        """Ask the server to import modules, without waiting for it. Raises OSError."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(self.address)
             send(connection, Request(self.key, modules), [])
 
     def end(self) -> None:
-        """End the server together with all its forks."""
+        """End the server and all its forks."""
         self.process.end()
 
 
@@ -75,11 +75,10 @@ _servers: list[Server] = []  # servers of this process; the latest used is last
 
 
 def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None:
-    """Return the command that Ray starts for a worker instead of Python; None if no fork server can be used.
+    """Return the command with which Ray starts workers, or None if no fork server can be used.
 
-    ``modules``: modules that the workers import. ``threads``: the number of threads of each worker.
-    ``folder``: a private folder, into which the server's address and key are written. Fork servers need
-    Linux.
+    ``folder``: a private folder for the file with the server's address and key. ``modules``: the modules that
+    the workers import. ``threads``: the number of threads of each worker. Fork servers need Linux.
     """
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return None
@@ -96,10 +95,10 @@ def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None
 
 
 def _serving(variables: Mapping[str, str]) -> Server:
-    """Return a running server with this environment; start one if there is none.
+    """Return a running server with this environment, starting one if there is none.
 
-    Each environment needs its own server, because a fork cannot change settings that a library read from the
-    environment at import. Raises OSError if no server can be started.
+    Each environment needs its own server, because a fork can't change settings that a library read from the
+    environment on import. Raises OSError if no server can be started.
     """
     environment = {
         name: value for name, value in variables.items() if name not in APART and not name.startswith("RAY_")
@@ -119,7 +118,7 @@ def _serving(variables: Mapping[str, str]) -> Server:
 
 
 def end() -> None:
-    """End all fork servers of this process. Call this only while no run is active."""
+    """End all fork servers of this process. Call this only when no run is active."""
     while _servers:
         _servers.pop().end()
 
