@@ -1,6 +1,6 @@
-"""Health checks of a run's workers: heartbeats, their monitor, and postmortems.
+"""Health checks of a run's workers: heartbeats, the monitor that requests them, and postmortems.
 
-A postmortem examines a dead or hanging worker. The package also kills hanging workers, and checks the
-processes of a local Ray. `rlflow.cluster.run_workers` starts pools again, `rlflow.runs.recovery` restores a
-commit, and `rlflow.processes.watchdog` ends remaining processes when the run ends.
+A postmortem examines a dead or hanging worker. This package also kills hanging workers, and checks the
+processes of a local Ray. `rlflow.cluster.run_workers` restarts pools, `rlflow.runs.recovery` restores a
+commit, and `rlflow.processes.watchdog` ends any processes left when the run ends.
 """

@@ -1,7 +1,7 @@
-"""Checks of Ray's controlling processes, for a Ray cluster that a run has started or joined.
+"""Checks of Ray's controlling processes, in a Ray cluster that a run has started or joined.
 
-Ray reports the death of such a process late: it tries to reach the process for a minute, and then ends all
-processes that are connected to it. rlflow therefore checks the processes itself.
+When such a process dies, Ray reports it late: it spends a minute trying to reach the process, and then ends
+every process connected to it. That's why rlflow does its own checks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ GCS = "gcs_server"  # knows where each worker is
 class Controllers:
     """The controlling processes of a Ray cluster that this run checks.
 
-    For a Ray cluster on this machine, these are all of them. For a joined Ray cluster, only the GCS is
-    checked.
+    On a cluster that runs on this machine, all of them are checked. On a cluster that the run has joined,
+    only the GCS is.
     """
 
     # name → (pid, start); empty for a joined Ray cluster
@@ -39,10 +39,9 @@ class Controllers:
         return cls({name: process for process, name in names.items() if name in (RAYLET, GCS)})
 
     def lost(self, *names: str) -> str | None:
-        """Describe the first controlling process that has died; None if all are alive.
+        """Describe the first controlling process found dead, or return None if all are alive.
 
-        ``names``: the processes to check. Without names, all are checked, including the GCS of a joined Ray
-        cluster.
+        ``names``: the processes to check. By default, all are checked, including the GCS of a joined cluster.
         """
         for name, (pid, start) in self.processes.items():
             if name in (names or self.processes) and not process_tag.lives(pid, start):

@@ -1,4 +1,4 @@
-"""Health data of a worker: its process, and the current activity of each of its threads."""
+"""Health data of a worker: its process, and what each of its threads is doing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlflow.processes.process import Process
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """Information about a worker's process, for the health monitor."""
+    """What the health monitor needs to know about a worker's process."""
 
     process: Process
     node: str  # Ray's id of its node
@@ -21,9 +21,9 @@ class ProcessInfo:
 
 
 class Marks:
-    """The current activity of each thread of this process.
+    """What each thread of this process is currently doing.
 
-    If a thread has nested activities, the innermost one counts.
+    If activities are nested, the innermost one counts.
     """
 
     def __init__(self) -> None:
@@ -32,9 +32,9 @@ class Marks:
 
     @contextlib.contextmanager
     def during(self, activity: object) -> Iterator[None]:
-        """Return a context manager. Inside it, the current thread has this activity.
+        """Set the current thread's activity for the duration of a ``with`` block.
 
-        ``str(activity)`` is the description in messages.
+        Messages describe the activity as ``str(activity)``.
         """
         stack = self._open.setdefault(threading.get_ident(), [])
         with self._lock:
@@ -48,7 +48,7 @@ class Marks:
     def now(self) -> tuple[tuple[str, float], ...]:
         """Return (activity, seconds) for each thread that has an activity.
 
-        The seconds are counted from the start of the thread's outermost activity.
+        The seconds count from the start of the thread's outermost activity.
         """
         moment = time.monotonic()
         with self._lock:

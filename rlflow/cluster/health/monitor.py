@@ -1,8 +1,8 @@
 """The health monitor: finds dead, stopped and hanging workers, reports the cause, and kills their pool.
 
-Each worker answers heartbeats in a separate thread. It therefore answers while other threads compute or run
-Python code. It does not answer if the process is dead or stopped, or if C code holds the interpreter's lock.
-The monitor does not detect slow stages, because stages have their own deadlines.
+Each worker answers heartbeats in a thread of its own, so it answers even while its other threads compute or
+run Python code. There's no answer if the process is dead or stopped, or if C code holds the interpreter's
+lock. Slow stages aren't the monitor's concern, because stages have their own deadlines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _task: Any = ray.remote
 
 @dataclass
 class WatchedWorker:
-    """A worker that the monitor checks."""
+    """A worker checked by the monitor."""
 
     at: WorkerId
     actor: Any
@@ -51,14 +51,14 @@ class WatchedWorker:
         return f"{self.at} ({about})"
 
     def last_activity(self) -> str:
-        """Return a description of the activities that the worker's last heartbeat reported."""
+        """Describe the activities reported in the worker's last heartbeat."""
         ran = ", ".join(f"{what} for {seconds:.0f} s" for what, seconds in self.doing)
         return f"at its last heartbeat it ran {ran or 'nothing'}"
 
 
 @dataclass(frozen=True)
 class Death:
-    """The death of a worker, with the findings of the postmortem."""
+    """The death of a worker, with what the postmortem found."""
 
     worker: WatchedWorker
     how: str  # how the worker died or why it was killed, in words
@@ -77,8 +77,8 @@ class Death:
 class Newcomers:
     """Watches workers while they load their models.
 
-    It kills no worker, because a worker that loads may not answer for a long time. It describes the activity
-    of late workers, and detects the loss of Ray.
+    No worker is killed, because a worker may not answer for a long time while it loads. This only describes
+    what late workers are doing, and notices if Ray is lost.
     """
 
     pool: Pool[Any]
@@ -86,15 +86,15 @@ class Newcomers:
 
     @property
     def verdict(self) -> str | None:
-        """Description of a controlling process of Ray that has died; None if all are alive."""
+        """Description of a controlling process of Ray that has died, or None if all are alive."""
         return self.controllers.lost()
 
     def cause(self) -> None:
-        """Always return None, because no death of a worker is known while models are loaded."""
+        """Always return None: while models are loading, no death of a worker is known."""
         return
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """Return a description of what these workers are doing while they load."""
+        """Describe what these workers are doing while they load."""
         return "".join(map(self._described, list(at)[:SHOWN]))
 
     def _described(self, at: WorkerId) -> str:
@@ -109,7 +109,7 @@ class HealthMonitor:
     """A thread that requests heartbeats from every worker.
 
     When a worker dies, the monitor kills the worker's pool, sets ``death`` and ``verdict``, and ends. If
-    Ray's raylet is lost, it sets only ``verdict``, because no worker can be started again.
+    Ray's raylet is lost, it sets only ``verdict``, because no worker can be restarted.
     """
 
     limit: float  # seconds without a heartbeat after which a worker is killed; 0: never
@@ -125,9 +125,9 @@ class HealthMonitor:
         self._thread: threading.Thread | None = None
 
     def start(self, pools: Mapping[str, Pool[Any]], roles: Mapping[str, str]) -> None:
-        """Ask every worker about its process, and start to check the workers.
+        """Ask every worker about its process, and start checking the workers.
 
-        ``roles``: pool → its roles, for messages. Raises Dead if a worker does not answer.
+        ``roles``: pool → its roles, for messages. Raises Dead if a worker doesn't answer.
         """
         identities = [
             (pool.at(rank), actor, _identity(actor))
@@ -144,7 +144,7 @@ class HealthMonitor:
         self._thread.start()
 
     def close(self) -> None:
-        """End the monitor's thread. Calls that are still waiting for an answer raise Dead."""
+        """End the monitor's thread. Calls still waiting for an answer raise Dead."""
         self.verdict = self.verdict or "the run has ended"
         self._over = True
         self._hurry.set()
@@ -154,14 +154,14 @@ class HealthMonitor:
     # -- requests of calls that wait for an answer
 
     def found(self, seconds: float) -> Death | None:
-        """Wait up to ``seconds`` for a worker to die. Return its death; None if all workers are alive."""
+        """Wait up to ``seconds`` for a worker to die. Return its death, or None if all workers are alive."""
         limit = time.monotonic() + seconds
         while self.cause() is None and time.monotonic() < limit:
             pass
         return self.death
 
     def cause(self) -> str | None:
-        """Check every worker now. Return a description of why workers ended; None if all are alive."""
+        """Check every worker now. Describe why workers ended, or return None if all are alive."""
         with self._changed:
             after = self._round + 1  # the next round, which starts after this call
             self._hurry.set()
@@ -169,7 +169,7 @@ class HealthMonitor:
         return self.verdict
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """Return a description of what these late workers are doing, with their stacks."""
+        """Describe what these late workers are doing, with their stacks."""
         late_workers = [worker for worker in self.watched if worker.at in set(at)][:SHOWN]
         return "".join(
             f"; {worker.at}: {worker.last_activity()}{_under(_there(worker.presence, look))}"
@@ -196,9 +196,9 @@ class HealthMonitor:
             self._count(time.monotonic() - start)
 
     def _beat(self) -> WatchedWorker | None:
-        """Send a heartbeat request to each worker that has answered its last request, and collect answers.
+        """Collect answers, and send the next heartbeat request to each worker that has answered its last one.
 
-        Returns a worker that is dead or has been silent for longer than the limit; None if there is none.
+        Returns a worker that is dead or has been silent for too long, or None if there is none.
         """
         self._round += 1
         for worker in self.watched:
@@ -218,9 +218,9 @@ class HealthMonitor:
         return next((worker for worker in self.watched if self.limit and worker.silent > self.limit), None)
 
     def _count(self, elapsed: float) -> None:
-        """Add ``elapsed`` seconds to the silence of each worker that has not answered.
+        """Add ``elapsed`` seconds to the silence of each worker that hasn't answered.
 
-        At most two ticks are added, because a longer time means that this process itself was delayed.
+        At most two ticks are added. If more time has passed, this process itself was delayed.
         """
         for worker in self.watched:
             if worker.ref is not None:
@@ -257,9 +257,9 @@ def _identity(actor: Any) -> Any:
 
 
 def _present(at: WorkerId, ref: Any) -> ProcessInfo:
-    """Return information about a worker's process. Raises Dead if the worker does not answer.
+    """Return information about a worker's process. Raises Dead if the worker doesn't answer.
 
-    ``ref``: reference to the answer.
+    ``ref``: a reference to the answer.
     """
     try:
         presence: ProcessInfo = ray.get(ref, timeout=PRESENT_SECONDS)
@@ -277,23 +277,24 @@ def _under(process_state: Any) -> str:
 
 
 def _has_node(node: str) -> bool:
-    """Whether Ray still lists this node as alive. If it does not, the node's processes have ended."""
+    """Whether Ray still lists this node as alive. If not, the node's processes have ended."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return any(entry["NodeID"] == node and entry["Alive"] for entry in nodes)
 
 
 def end(presence: ProcessInfo, asked: bool = False) -> bool:
-    """Kill a worker's process, on any machine. Return whether the process has ended.
+    """Kill a worker's process, on any machine, and return whether it has ended.
 
-    ``asked``: whether Ray has already been asked to end the process. If so, first wait for that.
+    ``asked``: whether Ray has already been asked to end the process, so that it gets some time to end by
+    itself.
     """
     return bool(_there(presence, wait_or_kill if asked else kill))
 
 
 def _there(presence: ProcessInfo, function: Callable[[ProcessInfo], Any]) -> Any:
-    """Run a function of ``postmortem`` on the machine of a worker's process, and return its result.
+    """Run one of the functions in ``postmortem`` on the machine of a worker's process, and return its result.
 
-    Returns None if the machine does not answer.
+    Returns None if the machine doesn't answer.
     """
     if presence.process.alive() is not None:  # the process is on this machine
         return function(presence)

@@ -1,6 +1,6 @@
-"""Examine and kill a worker's process from the same machine, without the help of the process.
+"""Examine and kill a worker's process from the same machine, without the process's help.
 
-The examination returns the state of the process and the stacks of its threads.
+The examination returns the state of the process and its threads' stacks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOST = os.sep.join(host.__file__.split(os.sep)[-2:])  # end of the path of the h
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The state of a process. ``str()`` returns a description in words."""
+    """The state of a process, which ``str()`` describes in words."""
 
     state: str  # the kernel's letter, T for stopped; empty for a process that has ended
     stacks: str = ""  # stacks of the threads that run calls
@@ -38,27 +38,26 @@ class ProcessState:
 
 
 def look(presence: ProcessInfo) -> ProcessState:
-    """Return the state of a process and the stacks of its threads.
+    """Return the state of a process and its threads' stacks.
 
-    If the process is stopped, it is continued, because only a running process can write its stacks. Call this
-    only for a process that will be killed.
+    A stopped process is resumed, because it can't write its stacks otherwise. So use this only on a process
+    that will be killed.
     """
     state = _state(presence)
     return ProcessState(state, _stacks(presence, state) if state else "")
 
 
 def kill(presence: ProcessInfo) -> bool:
-    """Kill a worker's process. Return whether it has ended."""
+    """Kill a worker's process, and return whether it has ended."""
     _signal(presence, signal.SIGCONT)
     _signal(presence, signal.SIGKILL)
     return _until(lambda: presence.process.alive() is False, GONE_SECONDS)
 
 
 def wait_or_kill(presence: ProcessInfo) -> bool:
-    """Wait for a process that Ray was asked to end. If it does not end in time, kill it.
+    """Wait for a process that Ray was asked to end, and kill it if it takes too long.
 
-    Returns whether it has ended. If the process were killed at once, Ray would print a message about a dead
-    worker.
+    Returns whether it has ended. Killing it at once would make Ray print a message about a dead worker.
     """
     return _until(lambda: presence.process.alive() is False, LEAVING_SECONDS) or kill(presence)
 
@@ -75,7 +74,7 @@ def _signal(presence: ProcessInfo, number: int) -> None:
 
 
 def _stacks(presence: ProcessInfo, state: str) -> str:
-    """Return the stacks of threads that run a worker's method, from the current line up to the method."""
+    """Return the stacks of threads running a worker's method, from the current line up to the method."""
     if presence.stacks < 0:
         return ""
     if state == "T":
