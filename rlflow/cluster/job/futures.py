@@ -1,6 +1,6 @@
 """Wait for several calls of a job.
 
-``gather`` returns all results. ``wait`` returns the calls that have ended, and the others.
+``gather`` returns all results. ``wait`` separates the calls that have ended from those that haven't.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ def gather(*futures: Future[Any], seconds: float = ...) -> tuple[Any, ...]: ...
 def gather(*futures: Future[Any], seconds: float = SECONDS) -> tuple[Any, ...]:
     """Wait for all calls, and return their results in the order of the futures.
 
-    ``seconds``: one deadline for all calls together, counted from now. It replaces the deadlines of the
-    calls. If a call fails, its error is raised, as by ``Future.result``. If the deadline passes, the error
-    names all late ranks.
+    ``seconds``: a common deadline for all calls, counted from now, in place of their own. If a call fails,
+    its error is raised, as in ``Future.result``. If the deadline passes, the error names all late ranks.
     """
     if not futures:
         return ()
@@ -49,10 +48,10 @@ def gather(*futures: Future[Any], seconds: float = SECONDS) -> tuple[Any, ...]:
 def wait(
     futures: Sequence[Future[Any]], *, seconds: float = SECONDS, count: int | None = None
 ) -> tuple[list[Future[Any]], list[Future[Any]]]:
-    """Wait until calls end. Return two lists: the futures that have ended, and the futures that have not.
+    """Wait for calls to end. Return two lists: the futures that have ended, and those that haven't.
 
-    A future has ended if all its answers have arrived, or if it has an error. The function returns when
-    ``count`` futures have ended (None: all of them), or after ``seconds``. It does not raise a call's error;
+    A future has ended if all its answers have arrived or it has an error. This returns once ``count`` futures
+    have ended (by default all of them), or after ``seconds``. It doesn't raise the calls' errors;
     ``Future.result`` does.
     """
     enough, limit = len(futures) if count is None else count, time.monotonic() + seconds
@@ -67,6 +66,6 @@ def wait(
 
 
 def _missing(futures: Sequence[Future[Any]]) -> set[Any]:
-    """Return the references of the futures for which no answer has arrived yet."""
+    """Return the references in the futures for which no answer has arrived yet."""
     refs = list(dict.fromkeys(itertools.chain.from_iterable(future.refs for future in futures)))
     return set(refs).difference(futures[0].transport.ready(refs, 0.0)) if refs else set()

@@ -11,7 +11,7 @@ from rlflow.errors import FlowError, Problem
 
 @dataclass(frozen=True)
 class Here:
-    """The place of a rank in its job. Ranks, local ranks and nodes are numbered from 0."""
+    """A rank's place in its job. Ranks, local ranks and nodes are numbered from 0."""
 
     job: str
     role: str
@@ -32,7 +32,7 @@ _here: list[Here] = []
 def here() -> Here:
     """Return the place of the rank that runs in this process.
 
-    Raises FlowError if this process is not a rank of a job.
+    Raises FlowError if this process isn't a rank of a job.
     """
     if not _here:
         raise FlowError(
@@ -51,7 +51,7 @@ def here() -> Here:
 def settle(place: Here, distributed: bool) -> None:
     """Set the place that ``here()`` returns in this process.
 
-    ``distributed``: whether to set torchrun's environment variables too.
+    ``distributed``: whether to set torchrun's environment variables as well.
     """
     _here[:] = [place]
     if distributed:

@@ -1,6 +1,6 @@
 """Job: the roles of a job, the resources of their ranks, and the start and end of their processes.
 
-A role is a class of the user. All processes start with the ``with`` block and end with it.
+A role is a class that the user writes. All processes start with the ``with`` block and end with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ W = TypeVar("W")
 
 @dataclass(frozen=True)
 class JobRole:
-    """A role as the user declared it."""
+    """A role as declared by the user."""
 
     needs: RoleNeeds
     kind: type
@@ -39,7 +39,7 @@ class JobRole:
 class Job:
     """Groups of worker processes that run your own classes.
 
-    ``with job:`` starts the workers. They end when the block ends, even after an error.
+    ``with job:`` starts the workers. They end with the block, even after an error.
     """
 
     name: str
@@ -77,11 +77,11 @@ class Job:
     ) -> Group[W]:
         """Declare a role: ``ranks`` objects of the class ``kind``, each in its own process. Return its group.
 
-        ``per_node``: number of ranks on each node (the last node gets the remaining ranks); 0 allows any
-        placement. ``cpus``, ``gpus``: CPUs and GPUs of each rank, a whole number or a fraction below 1.
-        ``distributed``: whether the ranks join a torch process group before the objects are made. ``env``:
-        environment variables that override the job's. ``arguments``: keyword arguments of the class. Raises
-        FlowError for invalid arguments, and PlanError for fractions that Ray cannot represent.
+        ``per_node``: the number of ranks on each node (the last node may get fewer), or 0 to allow any
+        placement. ``cpus``, ``gpus``: the CPUs and GPUs of each rank, as a whole number or a fraction below
+        1. ``distributed``: whether the ranks join a torch process group before the objects are created.
+        ``env``: environment variables that override the job's. ``arguments``: keyword arguments for the
+        class. Raises FlowError for invalid arguments, and PlanError for fractions that Ray can't represent.
         """
         self._check_new(name, kind, ranks, per_node, arguments or {})
         _check_env(env or {})
@@ -135,10 +135,10 @@ class Job:
             ) from None
 
     def collocate(self, *groups: Group[Any]) -> None:
-        """Place roles together: rank k of all roles is on the same node, and on the same GPU if it uses one.
+        """Place roles together: rank k of each is on the same node, and on the same GPU if it uses one.
 
-        A role with a fraction in ``gpus`` gets this share of the GPU. The other roles share the rest equally.
-        Raises PlanError if the roles do not fit together.
+        A role with a fraction in ``gpus`` gets that share of the GPU. The other roles divide the rest
+        equally. Raises PlanError if the roles don't fit together.
         """
         names = tuple(group.role for group in groups)
         strange = [group.role for group in groups if group.job is not self]
@@ -155,9 +155,9 @@ class Job:
         self._together.append(names)
 
     def layouts(self) -> list[Layout]:
-        """Return the layouts of all roles, in the order of declaration.
+        """Return the layouts of all roles, in the order they were declared.
 
-        Collocated roles have a common layout, in the place of the role that was declared first.
+        Collocated roles share one layout, which stands in the place of the role declared first.
         """
         of_role = {name: names for names in self._together for name in names}
         sets = dict.fromkeys(of_role.get(name, (name,)) for name in self._roles)
@@ -198,9 +198,9 @@ class Job:
     # --------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        """Start the workers, and wait until their objects are made.
+        """Start the workers, and wait until their objects have been created.
 
-        If there is no room or an object cannot be made, all started processes are ended and PlanError is
+        If there's no room or an object can't be created, all started processes are ended and PlanError is
         raised.
         """
         if self._started is not None or not self._roles:
@@ -234,7 +234,7 @@ class Job:
         self._over.close()
 
     def pool(self, role: str) -> Pool[Any]:
-        """Return the pool of a role. Raises FlowError if the job is not running."""
+        """Return a role's pool. Raises FlowError if the job isn't running."""
         if self._started is None:
             raise _misuse(
                 "job-runs",

@@ -1,6 +1,6 @@
-"""Group: the ranks of a role, with type-checked calls.
+"""Group: the ranks of a role, and type-checked calls to them.
 
-Type checkers know the class of the role, its methods and their arguments.
+Type checkers know the role's class, its methods, and their arguments.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Workers(Protocol):
     """What a group needs from its job: the pools of its roles."""
 
     def pool(self, role: str) -> Pool[Any]:
-        """Return the pool of a role. Raises FlowError before the job has started and after it has ended."""
+        """Return a role's pool. Raises FlowError before the job has started and after it has ended."""
 
 
 @dataclass(frozen=True)
 class Group(Generic[W]):
     """The ranks of a role, which are objects of the class ``kind``.
 
-    Every call returns a future immediately. A rank runs its calls one after another, in the order in which
-    they were made. Different ranks and roles run in parallel. A wrong call raises FlowError at the line of
-    the call, before anything is sent. Each call accepts ``seconds``, which replaces the group's deadline.
+    Every call returns a future immediately. Each rank runs its calls one at a time, in the order they were
+    made, while different ranks and roles run in parallel. An invalid call raises FlowError on the line that
+    makes it, before anything is sent. Every call accepts ``seconds``, a deadline that replaces the group's.
     """
 
     job: Workers
@@ -62,7 +62,7 @@ class Group(Generic[W]):
     by_group: bool = False  # whether rows of one group stay on one rank
 
     def options(self, *, seconds: float | None = None, by_group: bool | None = None) -> Group[W]:
-        """Return a copy of the group with changed options; an option that is None stays unchanged.
+        """Return a copy of the group with some options changed. Options that are None keep their value.
 
         ``seconds``: the deadline of calls. ``by_group``: whether ``call_batch`` sends all rows of a group to
         the same rank.
@@ -91,9 +91,9 @@ class Group(Generic[W]):
     def call(self, method: Callable[[W, *Ts], R], /, *args: *Ts, seconds: float) -> Future[list[R]]: ...
 
     def call(self, method: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]  # mypy takes *args for the keyword
-        """Call a method on every rank with the same arguments.
+        """Call a method on every rank, with the same arguments.
 
-        Returns a future for a list with one value per rank, in rank order.
+        Returns a future for a list with one result per rank, in rank order.
         """
         name, seconds, pool = self._checked(method, args, keywords)
         return pool.future(
@@ -112,14 +112,14 @@ class Group(Generic[W]):
     def call_rank0(self, method: Callable[[W, *Ts], R], /, *args: *Ts, seconds: float) -> Future[R]: ...
 
     def call_rank0(self, method: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]  # mypy takes *args for the keyword
-        """Call a method on rank 0 only. Returns a future for the method's result."""
+        """Call a method on rank 0 only, and return a future for its result."""
         name, seconds, pool = self._checked(method, args, keywords)
         return pool.future(name, [(0, self._sent(pool, 0, name, args, keywords))], seconds, _only)
 
     def call_each(
         self, method: Callable[[W, A], R], items: Sequence[A], *, seconds: float | None = None
     ) -> Future[list[R]]:
-        """Call a method on every rank: rank k gets ``items[k]``.
+        """Call a method on every rank, where rank k gets ``items[k]``.
 
         Returns a future for a list with one result per rank, in rank order.
         """
@@ -157,11 +157,11 @@ class Group(Generic[W]):
     ) -> Future[Batch]: ...
 
     def call_batch(self, method: Any, batch: Any, /, *args: Any, **keywords: Any) -> Any:  # type: ignore[misc]
-        """Call a method that maps a batch to a batch. Each row is sent to exactly one rank.
+        """Call a method that maps a batch to a batch. Each row goes to exactly one rank.
 
-        Returns a future for one batch, with the rows in their original order. ``args`` and ``keywords`` are
-        the same on all ranks. If the role has a torch process group, all ranks are called. Otherwise, only
-        ranks with rows are called.
+        Returns a future for one batch, with the rows in their original order. All ranks get the same ``args``
+        and ``keywords``. If the role has a torch process group, every rank is called; otherwise, only those
+        with rows.
         """
         name, seconds, pool = self._checked(method, (batch, *args), keywords)
         if not hasattr(batch, "axis"):
@@ -189,10 +189,10 @@ class Group(Generic[W]):
     def _checked(
         self, method: object, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[str, float, Pool[Any]]:
-        """Check a call. Return the name of its method, its deadline, and the pool.
+        """Check a call, and return its method's name, its deadline and the pool.
 
-        ``seconds`` is removed from ``keywords``. Raises FlowError if the role does not have the method, if
-        the arguments do not fit, or if the job is not running.
+        ``seconds`` is removed from ``keywords``. Raises FlowError if the role has no such method, if the
+        arguments don't fit, or if the job isn't running.
         """
         seconds = keywords.pop("seconds", self.seconds)
         name = method_name(self.kind, self.role, method)

@@ -1,6 +1,6 @@
-"""Start and end the workers of a job, on pools of the same kind as in runs.
+"""Start and end the workers of a job, on the same kind of pools that runs use.
 
-JobMember is one rank with an object of the user's class.
+A JobMember is one rank, with an object of the user's class.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from rlflow.processes.watchdog.beside import Watchdog
 
 @dataclass(frozen=True)
 class Seat:
-    """The data that a rank gets to set itself up."""
+    """What a rank needs to set itself up."""
 
     version: str  # version of the driver's rlflow
     kind: bytes  # the pickled class
@@ -57,13 +57,13 @@ class Seat:
 
 
 class JobMember:
-    """One rank of a job: an object of the user's class, and calls of the object's methods.
+    """One rank of a job: an object of the user's class, and the calls to its methods.
 
-    The calls of a rank run one at a time, in the order in which they were made.
+    A rank runs its calls one at a time, in the order they were made.
     """
 
     def __init__(self, seat: Seat, address: str = "") -> None:
-        """Make the object that ``seat`` describes. ``address``: rendezvous of ranks on several machines."""
+        """Create the object described by ``seat``. ``address``: rendezvous of ranks on several machines."""
         guard(sys.stdout, sys.stderr)  # Ray writes these streams to files
         if seat.version != VERSION:
             raise PlanError.of(
@@ -83,7 +83,7 @@ class JobMember:
         self.instance = cloudpickle.loads(seat.kind)(**seat.arguments)
 
     def invoke(self, method: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-        """Call a method of the rank's object, and return its result."""
+        """Call a method of the rank's object, and return the result."""
         with MARKS.during(method):
             return getattr(self.instance, method)(*args, **keywords)
 
@@ -95,10 +95,10 @@ class JobMember:
         args: tuple[Any, ...],
         keywords: Mapping[str, Any],
     ) -> RowMessage:
-        """Call a method of the rank's object with the rank's rows of a batch. Return the result as a message.
+        """Call a method of the rank's object with its rows of a batch. Return the result as a message.
 
         ``shared``: whether the caller can read this process's shared memory. Raises TypeError if the method
-        does not return a batch.
+        doesn't return a batch.
         """
         with MARKS.during(method):
             [batch] = self.mailbox.opened([row_message])
@@ -110,7 +110,7 @@ class JobMember:
         return self.mailbox.message(answer, shared=shared)
 
     def close(self) -> None:
-        """Do nothing. Processes that the object has started end together with this process."""
+        """Do nothing: processes started by the object end with this process anyway."""
 
 
 # Modules that the fork server of the ranks imports. Ray is not among them, because Ray must read a rank's own
@@ -120,7 +120,7 @@ IMPORTED = {"rlflow.execution.local_engine"}
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The settings of a job that are the same for all ranks."""
+    """The settings of a job that all ranks share."""
 
     name: str
     address: str | None
@@ -154,15 +154,15 @@ class Started:
         self.monitor = HealthMonitor(self.options.heartbeat, self.controllers)
 
     def watch(self) -> None:
-        """Wait until all objects are made, then start the health checks of the ranks.
+        """Wait until all objects have been created, then start checking the ranks' health.
 
-        Raises PlanError if an object cannot be made, and Dead if a rank has died.
+        Raises PlanError if an object can't be created, and Dead if a rank has died.
         """
         wait_until_made(self.pools, self.options.seconds, self.controllers)
         self.monitor.start(self.pools, {})
 
     def end(self) -> None:
-        """End all ranks. Calls that are still waiting for an answer raise Dead."""
+        """End all ranks. Calls still waiting for an answer raise Dead."""
         self.monitor.verdict = self.monitor.verdict or f"job '{self.options.name}' has ended"
         self.monitor.close()
         if not self.controllers.lost():
@@ -174,8 +174,8 @@ def start(
 ) -> Started:
     """Start or join a Ray cluster, place the roles, and start their processes. Return the started job.
 
-    The processes make their objects after this. ``over``: a stack that gets the callbacks that end the
-    processes and the Ray cluster. Raises PlanError if there is no room.
+    The processes then create their objects on their own. ``over``: a stack that gets the callbacks for ending
+    the processes and the Ray cluster. Raises PlanError if there's no room.
     """
     if options.address is None:
         check_room(layouts, [this_machine(layouts)])
@@ -213,10 +213,9 @@ def _processors(layouts: Sequence[Layout]) -> int:
 
 
 def this_machine(layouts: Sequence[Layout]) -> dict[str, float]:
-    """Return the resources for a Ray cluster on this machine: the machine's GPUs, and enough CPUs for the
-    job.
+    """Return the resources of a Ray cluster on this machine: all its GPUs, and as many CPUs as the job needs.
 
-    The number of CPUs may be larger than the machine's, because processes can share processor cores.
+    That may be more CPUs than the machine has, because processes can share cores.
     """
     return {"CPU": max(_processors(layouts), os.cpu_count() or 1), "GPU": torch.cuda.device_count()}
 
@@ -226,9 +225,9 @@ def this_machine(layouts: Sequence[Layout]) -> dict[str, float]:
 
 
 def _place(groups: dict[str, PlacementGroup], layouts: Sequence[Layout]) -> None:
-    """Reserve a placement group for each layout, and store it in ``groups`` under each of its roles.
+    """Reserve a placement group for each layout, and store it in ``groups`` under each of the layout's roles.
 
-    Raises PlanError if there is no room. ``groups`` then has the placement groups that were already reserved.
+    Raises PlanError if there's no room. ``groups`` then contains the placement groups reserved so far.
     """
     for layout in layouts:
         labels = _nodes_for(layout)
@@ -242,11 +241,11 @@ def _place(groups: dict[str, PlacementGroup], layouts: Sequence[Layout]) -> None
 
 
 def _nodes_for(layout: Layout) -> list[str]:
-    """Return the node for each bundle of a layout; an empty list if ``per_node`` is not set.
+    """Return the node of each bundle in a layout, or an empty list if ``per_node`` isn't set.
 
-    Each block of ``per_node`` bundles needs its own node. To find the nodes, this function lets Ray place
+    Each block of ``per_node`` bundles needs a node of its own. To find such nodes, this asks Ray to place
     bundles as large as a block. The ranks themselves get single bundles, so that ranks sharing a GPU get the
-    same GPU.
+    same one.
     """
     blocks = layout.blocks()
     if not blocks:
@@ -274,7 +273,7 @@ def _pool(
     need: Mapping[str, float],
     starting: WorkerStart,
 ) -> Pool[JobMember]:
-    """Start the processes of a role, and return their pool."""
+    """Start a role's processes, and return their pool."""
     ranks = group.bundle_count
     nodes = launch.nodes_of(group)
     places = seated(
@@ -319,7 +318,8 @@ def _seat(seats: Sequence[Seat], rank: int) -> tuple[Seat]:
 def seated(first: Here, nodes: Sequence[str]) -> list[Here]:
     """Return the place of each rank of a role.
 
-    ``first``: the fields that all places have in common. ``nodes``: the node of each rank.
+    ``first``: a place with the job, role, number of ranks and meeting point that all ranks share. ``nodes``:
+    each rank's node.
     """
     order = list(dict.fromkeys(nodes))
     return [
@@ -339,9 +339,9 @@ def seated(first: Here, nodes: Sequence[str]) -> list[Here]:
 
 
 def by_value(kind: type) -> bytes:
-    """Return a pickle of a class that another process can load without the class's module.
+    """Pickle a class so that another process can load it without the module that defines it.
 
-    Classes of installed packages are pickled by name, so the other process needs the package.
+    Classes from installed packages are pickled by name, so for those, the other process needs the package.
     """
     module = sys.modules.get(kind.__module__)
     path = str(getattr(module, "__file__", None) or "")
@@ -358,9 +358,9 @@ def by_value(kind: type) -> bytes:
 
 
 def wait_until_made(pools: Mapping[str, Pool[JobMember]], seconds: float, controllers: Controllers) -> None:
-    """Wait until the objects of all ranks are made.
+    """Wait until the objects of all ranks have been created.
 
-    Raises PlanError if an object cannot be made, with the rank's error, or if Ray is lost.
+    Raises PlanError if Ray is lost or an object can't be created; the message then has the rank's error.
     """
     making = []
     for pool in pools.values():

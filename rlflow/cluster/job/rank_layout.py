@@ -1,6 +1,6 @@
-"""Resources of a job's ranks, and their placement in bundles of CPUs and GPUs. This module starts nothing.
+"""The resources of a job's ranks, and their placement in bundles. This module starts nothing.
 
-Ray counts fractions of a device in ten-thousandths. This module uses integers of the same unit, so that the
+Ray counts fractions of a device in ten-thousandths. This module uses integers in the same unit, so that the
 shares add up exactly.
 """
 
@@ -24,7 +24,7 @@ class Need(NamedTuple):
     gpus: int
 
     def resources(self) -> Bundle:
-        """Return the resources in Ray's form, such as ``{"CPU": 1.0, "GPU": 0.5}``."""
+        """Return the resources as Ray expects them, such as ``{"CPU": 1.0, "GPU": 0.5}``."""
         return {name: parts / GRAIN for name, parts in (("CPU", self.cpus), ("GPU", self.gpus)) if parts}
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class RoleNeeds:
-    """The resources of a role as the user declared them."""
+    """A role's resources, as declared by the user."""
 
     name: str
     ranks: int
@@ -49,7 +49,7 @@ class RoleNeeds:
 
 @dataclass(frozen=True)
 class Layout:
-    """The bundles of one or more roles that are placed together.
+    """The bundles for a role, or for several roles that are placed together.
 
     Bundle k has the resources for rank k of each role.
     """
@@ -60,7 +60,7 @@ class Layout:
     per_node: int = 0
 
     def blocks(self) -> list[int]:
-        """Return the number of bundles on each node; [] if Ray may choose the placement."""
+        """Return the number of bundles on each node, or [] if Ray may choose the placement."""
         if not self.per_node:
             return []
         whole, rest = divmod(self.ranks, self.per_node)
@@ -68,9 +68,9 @@ class Layout:
 
 
 def parts(amount: float | Fraction, what: str) -> int:
-    """Return an amount of a device in ten-thousandths. ``what``: the start of an error message.
+    """Convert an amount of a device to ten-thousandths. ``what``: how an error message begins.
 
-    Raises PlanError if the amount is negative, has more than four decimals, or is a fraction above 1.
+    Raises PlanError if the amount is negative, has more than four decimals, or is above 1 but not whole.
     """
     exact = Fraction(str(amount)) if isinstance(amount, float) else Fraction(amount)
     count = exact * GRAIN
@@ -86,7 +86,7 @@ def parts(amount: float | Fraction, what: str) -> int:
 
 
 def counted(amount: int, name: str) -> str:
-    """Return an amount in ten-thousandths of a device as text, such as ``2 CPUs`` or ``0.5 GPU``."""
+    """Format an amount given in ten-thousandths of a device, such as ``2 CPUs`` or ``0.5 GPU``."""
     number = f"{Fraction(amount, GRAIN).limit_denominator(GRAIN).__float__():.4f}".rstrip("0").rstrip(".")
     return f"{number} {name}{'s' if amount > GRAIN else ''}"
 
@@ -100,7 +100,7 @@ def shares(whole: int, count: int) -> list[int]:
 def laid(roles: Sequence[RoleNeeds]) -> Layout:
     """Return the layout of one role, or of several collocated roles.
 
-    Raises PlanError if the roles cannot be placed together.
+    Raises PlanError if the roles can't be placed together.
     """
     _check_ranks(roles)
     gpus = _gpus(roles) if len(roles) > 1 else [roles[0].gpus or 0]
@@ -133,9 +133,9 @@ def _check_ranks(roles: Sequence[RoleNeeds]) -> None:
 
 
 def _gpus(roles: Sequence[RoleNeeds]) -> list[int]:
-    """For each role, return its share of a GPU, in ten-thousandths, if rank k of all roles uses the same GPU.
+    """Return each role's share of the GPU that rank k of all these roles uses, in ten-thousandths.
 
-    Roles with a fraction in ``gpus`` get this share. The other roles share the rest equally.
+    A role with a fraction in ``gpus`` gets that share. The other roles divide the rest equally.
     """
     wants = [role.gpus for role in roles]
     if max((want or 0 for want in wants), default=0) > GRAIN:
@@ -169,10 +169,10 @@ def _gpus(roles: Sequence[RoleNeeds]) -> list[int]:
 
 
 def check_room(layouts: Iterable[Layout], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Raise PlanError if empty nodes with these resources have no room for the layouts.
+    """Raise PlanError if the layouts don't fit on empty nodes with these resources.
 
-    The function checks the sum of all layouts against the sum of all nodes, and each single layout against
-    the nodes. ``nodes``: the resources of each node.
+    This checks the total of all layouts against the total of all nodes, and each layout by itself against the
+    nodes. ``nodes``: the resources of each node.
     """
     layouts = list(layouts)
     have = [Need(round(node.get("CPU", 0) * GRAIN), round(node.get("GPU", 0) * GRAIN)) for node in nodes]
@@ -202,7 +202,7 @@ def _fits(layout: Layout, nodes: Sequence[Need]) -> bool:
 
 
 def _times(bundle: Need, node: Need, most: int) -> int:
-    """Return how many bundles fit on a node, but at most ``most``."""
+    """Return how many bundles fit on a node, up to ``most``."""
     return min([most, *(have // need for have, need in zip(node, bundle, strict=True) if need)])
 
 
