@@ -1,5 +1,4 @@
-"""Start a Ray cluster on this machine for a run, or join a running Ray cluster, and start pools of workers in
-it."""
+"""Start a Ray cluster on this machine for a run, or join a running one, and start pools of workers in it."""
 
 from __future__ import annotations
 
@@ -58,9 +57,9 @@ CLOSED_SECONDS = 5.0
 
 
 def run_folder(name: str, address: str | None) -> Path:
-    """Return the path of a run's private folder, without creating the folder.
+    """Return the path of a run's private folder, without creating it.
 
-    The folder has rendezvous files and the files of the run's own Ray cluster. ``address``: the Ray cluster
+    The folder holds rendezvous files and the files of the run's own Ray cluster. ``address``: the Ray cluster
     that the run joins, if any. Raises PlanError if every folder for temporary files is open to other users,
     or if paths in the folder would be too long for Ray's sockets.
     """
@@ -89,13 +88,12 @@ def start(
     workers: WorkerStart | None = None,
     seconds: float = REACH_SECONDS,
 ) -> Controllers:
-    """Join the Ray cluster at ``address``, or start a Ray cluster on this machine if ``address`` is None.
+    """Join the Ray cluster at ``address`` or, if that is None, start one on this machine.
 
-    A started cluster has room for ``ranks`` workers and for ``commits`` bytes of in-memory checkpoints. Its
-    files are in ``folder``. ``insecure``: whether the cluster may be open to other users. ``workers``: how
-    Ray starts workers. ``seconds``: time limit to join a Ray cluster. Returns the cluster's controlling
-    processes. Raises PlanError if the cluster cannot be joined or started, or if it would be open to other
-    users.
+    A new cluster has room for ``ranks`` workers and ``commits`` bytes of in-memory checkpoints, and keeps its
+    files in ``folder``. ``insecure``: whether the cluster may be open to other users. ``workers``: how Ray
+    starts workers. ``seconds``: the time limit for joining. Returns the cluster's controlling processes.
+    Raises PlanError if the cluster can't be joined or started, or if it would be open to other users.
     """
     refuse_open(insecure)
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -130,8 +128,7 @@ def start(
 
 
 def _no_ray(address: str | None, found: str) -> PlanError:
-    """Return the error for a Ray cluster that cannot be joined, or that cannot be started if ``address`` is
-    None.
+    """Return the error for a Ray cluster that can't be joined or, if ``address`` is None, can't be started.
 
     ``found``: what went wrong.
     """
@@ -155,11 +152,10 @@ def _no_ray(address: str | None, found: str) -> PlanError:
 
 
 def _join(address: str, seconds: float, insecure: bool, how: Mapping[str, Any]) -> Controllers:
-    """Join the Ray cluster at ``address``, and return its controlling processes. ``how``: arguments of
-    ``ray.init``.
+    """Join the Ray cluster at ``address``, and return its controlling processes.
 
-    Raises PlanError if the Ray cluster is open to other users. Raises OSError, RuntimeError, ValueError or
-    RayError if it cannot be joined.
+    ``how``: arguments of ``ray.init``. Raises PlanError if the cluster is open to other users, and OSError,
+    RuntimeError, ValueError or RayError if it can't be joined.
     """
     token.guard()
     limit = time.monotonic() + seconds
@@ -182,7 +178,7 @@ def _start_here(
 ) -> Controllers:
     """Start a Ray cluster on the loopback address, and return its controlling processes.
 
-    Raises OSError, RuntimeError, ValueError or RayError if that fails.
+    Raises OSError, RuntimeError, ValueError or RayError if this fails.
     """
     check_local()
     # Ray makes its own folder accessible to all users; the private parent folder keeps them out
@@ -211,7 +207,7 @@ def _start_here(
 
 
 def refuse_public_nodes(insecure: bool) -> None:
-    """Disconnect from Ray and raise PlanError if a node of the Ray cluster listens on a public address.
+    """Disconnect from Ray and raise PlanError if a node of the cluster listens on a public address.
 
     If ``insecure`` is true, public addresses are allowed.
     """
@@ -224,9 +220,10 @@ def refuse_public_nodes(insecure: bool) -> None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Return a context manager. A Ray cluster that is started inside it listens only on 127.0.0.1. Without
-    this context, it would listen on all addresses of the machine, except on systems on which Ray cannot use
-    several machines.
+    """Make Ray clusters that are started in this context listen on 127.0.0.1 only.
+
+    Normally, Ray listens on all addresses of the machine, except on systems where it can't use several
+    machines.
     """
     before = ray_private.listens_on_all_addresses()
     ray_private.listen_on_all_addresses(False)
@@ -237,17 +234,17 @@ def _on_loopback() -> Iterator[None]:
 
 
 def store_bytes(commits: int) -> int:
-    """Return the size in bytes of the object store of a Ray cluster on this machine.
+    """Return how many bytes the object store of a Ray cluster on this machine should have.
 
-    The store has room for columns in transit. If shared memory is large enough, it also has room for
-    ``commits`` bytes of in-memory checkpoints. Ray writes objects that do not fit to disk.
+    The store has room for columns in transit and, if shared memory is large enough, for ``commits`` bytes of
+    in-memory checkpoints. Ray writes objects that don't fit to disk.
     """
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     return max(STORE, min(STORE + commits, free * 9 // 10))
 
 
 def refuse_open(insecure: bool) -> None:
-    """Raise PlanError if the variable RAY_AUTH_MODE turns Ray's token off, unless ``insecure`` is true.
+    """Raise PlanError if RAY_AUTH_MODE turns Ray's token off, unless ``insecure`` is true.
 
     Without a token, anyone who can reach Ray's ports can run code as this user.
     """
@@ -263,10 +260,10 @@ def refuse_open(insecure: bool) -> None:
 
 
 def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECONDS) -> Groups:
-    """Reserve a placement group for each pool. Return pool → placement group.
+    """Reserve a placement group for each pool, and return the groups by pool.
 
-    A group has a bundle for each rank. Pools that share devices share a group. ``gpus``: whether ranks use
-    GPUs. Raises PlanError if the cluster has no room within ``seconds``.
+    A group has one bundle per rank. Pools that share devices share a group. ``gpus``: whether ranks use GPUs.
+    Raises PlanError if the cluster doesn't have enough room within ``seconds``.
     """
     have = resources("cluster_resources")
     kind = "GPU" if gpus else "CPU"
@@ -290,16 +287,16 @@ def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECOND
 
 
 def reserve(bundles: Sequence[dict[str, float]], **how: Any) -> PlacementGroup:
-    """Request a placement group of these bundles, and return it. Ray places it when there is room.
+    """Request a placement group with these bundles, and return it. Ray places it once there is room.
 
-    ``how``: further arguments of Ray's ``placement_group``. Raises PlanError if Ray does not answer.
+    ``how``: further arguments of Ray's ``placement_group``. Raises PlanError if Ray doesn't answer.
     """
     group: PlacementGroup = answered(partial(placement_group, list(bundles), **how))
     return group
 
 
 def release(group: PlacementGroup) -> None:
-    """Remove a placement group. If Ray does not answer, do nothing."""
+    """Remove a placement group. It's not an error if Ray doesn't answer."""
     with contextlib.suppress(RayLate):
         asked(partial(remove_placement_group, group))
 
@@ -307,7 +304,7 @@ def release(group: PlacementGroup) -> None:
 def answered(call: Callable[[], T]) -> T:
     """Make a call to Ray in a separate thread, and return its result.
 
-    Raises PlanError if Ray does not answer.
+    Raises PlanError if Ray doesn't answer.
     """
     try:
         return asked(call)
@@ -332,7 +329,7 @@ def _gone(found: str) -> PlanError:
 
 
 def _bundle(placement: Placement, names: Sequence[str], gpus: bool) -> dict[str, float]:
-    """Return the resources of a bundle that has one rank of each of these pools."""
+    """Return the resources of a bundle that holds one rank of each of these pools."""
     needs = [rank_needs(placement, name, gpus) for name in names]
     whole = {kind: sum(need.get(kind, 0.0) for need in needs) for kind in ("GPU", "CPU")}
     return {kind: float(math.ceil(amount - 1e-9)) for kind, amount in whole.items() if amount}
@@ -341,8 +338,7 @@ def _bundle(placement: Placement, names: Sequence[str], gpus: bool) -> dict[str,
 def rank_needs(placement: Placement, pool: str, gpus: bool) -> dict[str, float]:
     """Return the resources of one rank of a pool.
 
-    If ``gpus`` is true, these are the rank's share of a GPU and one CPU. Otherwise, this is the rank's share
-    of a CPU.
+    These are its share of a GPU and one CPU if ``gpus`` is true, otherwise its share of a CPU.
     """
     part = float(placement.shares.get(pool, 1))
     return {"GPU": part, "CPU": 1.0} if gpus else {"CPU": part}
@@ -351,7 +347,7 @@ def rank_needs(placement: Placement, pool: str, gpus: bool) -> dict[str, float]:
 def settled(groups: Groups, seconds: float) -> Groups:
     """Wait until all placement groups are placed, and return them.
 
-    If a group is not placed within ``seconds``, all groups are removed and PlanError is raised.
+    If one isn't placed within ``seconds``, removes them all and raises PlanError.
     """
     try:
         wait_for_room(groups, seconds)
@@ -363,9 +359,9 @@ def settled(groups: Groups, seconds: float) -> Groups:
 
 
 def wait_for_room(groups: Mapping[str, PlacementGroup], seconds: float = PLACED_SECONDS) -> None:
-    """Wait until the placement groups of all pools are placed, also after the loss of a node.
+    """Wait until the placement groups of all pools are placed, including after the loss of a node.
 
-    Raises PlanError if a group is not placed within ``seconds``.
+    Raises PlanError if one isn't placed within ``seconds``.
     """
     limit = time.monotonic() + seconds
     for name, group in groups.items():
@@ -381,7 +377,7 @@ def wait_for_room(groups: Mapping[str, PlacementGroup], seconds: float = PLACED_
 
 
 def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
-    """Wait up to ``seconds`` until a group is placed. Return whether it is placed.
+    """Wait up to ``seconds`` for a group to be placed, and return whether it is.
 
     Raises PlanError if the cluster no longer knows the group.
     """
@@ -403,9 +399,9 @@ def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
 
 
 def resources(which: str) -> dict[str, float]:
-    """Return name → amount of the cluster's resources.
+    """Return the cluster's resources: name → amount.
 
-    ``which``: "cluster_resources" for all resources, or "available_resources" for free resources.
+    ``which``: "cluster_resources" for all resources, or "available_resources" for those that are free.
     """
     return dict(answered(getattr(ray, which)))
 
@@ -413,10 +409,10 @@ def resources(which: str) -> dict[str, float]:
 def make_workers(
     setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], start: WorkerStart
 ) -> dict[str, Pool[Worker]]:
-    """Start the workers of all pools, and return pool name → pool.
+    """Start the workers of all pools, and return the pools by name.
 
-    ``setups``: pool name → setup of each rank. The workers load their models after this; ``Pool.made`` waits
-    for them.
+    ``setups``: pool name → the setup of each rank. The workers load their models afterwards; ``Pool.made``
+    waits for that.
     """
     pools, ways = {}, asked_of_ray(start)
     for name, ranks in setups.items():
@@ -435,7 +431,7 @@ def make_workers(
 
 
 def asked_of_ray(start: WorkerStart, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the options of a Ray actor whose process Ray must start as ``start`` describes.
+    """Return the options for a Ray actor whose process is to be started as ``start`` describes.
 
     ``variables``: additional environment variables.
     """
@@ -446,9 +442,10 @@ def asked_of_ray(start: WorkerStart, variables: Mapping[str, str] | None = None)
 
 
 def wait_for_models(pools: Iterable[Pool[Worker]], seconds: float, controllers: Controllers) -> None:
-    """Wait until all workers have loaded their models, then open connections to the workers.
+    """Wait until all workers have loaded their models, then open connections to them.
 
-    Raises PlanError if a worker fails to load its models, with the worker's error, or if Ray is lost.
+    Raises PlanError if Ray is lost or a worker fails to load its models; the message then has the worker's
+    error.
     """
     loading = []
     for pool in pools:
@@ -477,9 +474,9 @@ def _setup_of(ranks: list[Setup], rank: int) -> tuple[bytes]:
 
 
 def rendezvous_points(groups: Mapping[str, PlacementGroup], folder: Path) -> dict[str, str]:
-    """Return pool → rendezvous, which is the path of a file in the run's folder.
+    """Return each pool's rendezvous: the path of a file in the run's folder.
 
-    For a pool on several machines, it is only a name. The real address then comes from the pool's first rank.
+    If the pool spans several machines, this is only a name, and its first rank provides the real address.
     """
     names = {pool: f"{pool}-{secrets.token_hex(8)}/{RENDEZVOUS}" for pool in groups}
     return {pool: name if _is_apart(groups[pool]) else f"{folder}/{name}" for pool, name in names.items()}
@@ -500,7 +497,7 @@ def all_here() -> bool:
 
 
 def ray_nodes() -> list[dict[str, Any]]:
-    """Return the nodes of the connected Ray, in the form of ``ray.nodes()``."""
+    """Return the nodes of the connected Ray cluster, in the format of ``ray.nodes()``."""
     return list(answered(ray.nodes))
 
 
@@ -509,7 +506,7 @@ def stop(
 ) -> None:
     """End the workers of pools and their reward processes, and remove the placement groups.
 
-    ``watched``: the workers that are killed if Ray cannot end them.
+    ``watched``: the workers to kill if Ray can't end them.
     """
     actors = [actor for pool in pools.values() for actor in pool.actors]
     for pool in pools.values():
@@ -531,10 +528,10 @@ def stop(
 
 
 def leave(controllers: Controllers) -> None:
-    """Disconnect from Ray, and end the Ray cluster if this process has started it.
+    """Disconnect from Ray, and end the cluster if this process started it.
 
-    If Ray has lost a controlling process, this process later exits without Ray's exit handlers, because they
-    would wait for the lost process.
+    If Ray has lost a controlling process, this process will exit without running Ray's exit handlers, because
+    they would wait for the lost one.
     """
     if controllers.lost():
         launcher.leave_at_once()

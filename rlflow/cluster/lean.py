@@ -1,11 +1,11 @@
-"""Start a Ray cluster on this machine without the processes that a run does not need.
+"""Start a Ray cluster on this machine without the processes that a run doesn't need.
 
-The dashboard, the autoscaler, the log monitor and the raylet's two agents are not started. They are Python
-programs with long imports, and Ray would wait for them. The raylet also starts workers with the fork server's
-command, so the workers do not need Ray's runtime-env agent.
+These are the dashboard, the autoscaler, the log monitor and the raylet's two agents. They are Python programs
+with slow imports, and Ray would wait for them. The raylet also starts workers with the fork server's command,
+so they don't need Ray's runtime-env agent.
 
-All of this uses private parts of Ray (``ray_private``). If the installed version of Ray has different parts, Ray starts in its
-usual way.
+All of this relies on private parts of Ray (``ray_private``). If they differ in the installed version, Ray
+starts as usual.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class WorkerStart:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Return a context manager. A Ray cluster that is started inside it is lean.
+        """Make Ray clusters that are started in this context lean.
 
-        If the cluster can run without agents, it also starts workers as this object describes.
+        If the cluster can do without agents, it also starts workers as this object describes.
         """
         services, node = ray_private.services(), ray_private.node_class()
         if services is None or node is None:
@@ -70,9 +70,9 @@ class WorkerStart:
             yield
 
     def command(self, command: Sequence[str]) -> list[str] | None:
-        """Return the raylet's command with the fork server's worker command and stand-ins for the agents.
+        """Change the raylet's command to use the fork server and stand-ins for the agents. Return it.
 
-        Returns None if the command must stay unchanged.
+        Returns None if the command must stay as it is.
         """
         words, flags = list(command), [word.partition("=")[0] + "=" for word in command]
         if self.agents or any(flag not in flags for flag in (WORKERS, *AGENTS)):
@@ -94,9 +94,9 @@ class WorkerStart:
 
 
 def _start_nothing(node: Any, *arguments: Any, **more: Any) -> None:
-    """Do nothing, in place of a method of Ray's node that starts a process.
+    """Do nothing. This replaces methods of Ray's node that start a process.
 
-    Only the dashboard's address is set, to an empty string.
+    It only sets the dashboard's address, to an empty string.
     """
     if "include_dashboard" in more:
         ray_private.has_no_dashboard(node)

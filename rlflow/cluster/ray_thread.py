@@ -1,9 +1,8 @@
 """Calls to Ray that may hang, made in a separate thread.
 
-Ray's native code can wait for minutes for a controlling process that does not answer, and blocks signals
-during that time. With a separate thread, the caller has a deadline and still reacts to signals. A call that
-connects to Ray may also hold the interpreter's lock during this time. The watchdog process therefore enforces
-the same deadline.
+Ray's native code can wait minutes for a controlling process that doesn't answer, and blocks signals
+meanwhile. With a separate thread, the caller has a deadline and still reacts to signals. A call that connects
+to Ray may also hold the interpreter's lock all that time, so the watchdog process enforces the same deadline.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ Call = tuple["Future[Any]", Callable[[], Any]]
 
 
 class RayLate(RuntimeError):
-    """Ray did not answer before the deadline."""
+    """Ray didn't answer before the deadline."""
 
 
 class RayThread:
     """The thread that makes all calls to one Ray cluster.
 
-    It must live as long as the connection: the kernel ends a Ray cluster when the thread that started it
-    ends.
+    It must live as long as the connection, because the kernel ends a Ray cluster when the thread that started
+    it ends.
     """
 
     def __init__(self) -> None:
@@ -47,8 +46,7 @@ class RayThread:
     def do(self, call: Callable[[], T], seconds: float) -> T:
         """Make a call in this thread, and return its result or raise its error.
 
-        Raises RayLate if the call does not return within ``seconds``. After that, every later call raises
-        RayLate too.
+        Raises RayLate if the call doesn't return within ``seconds``, and so does every call after that.
         """
         future: Future[T] = Future()
         if not self.stuck:
@@ -63,9 +61,9 @@ class RayThread:
         return future.result()
 
     def _give_up(self) -> None:
-        """Stop waiting for the call, also when this process exits.
+        """Stop waiting for the call, even when this process exits.
 
-        Ray's exit handler would wait for the call, so it is removed.
+        Ray's exit handler is removed, because it would wait for the call.
         """
         self.stuck = True
         atexit.unregister(ray.shutdown)
@@ -73,7 +71,7 @@ class RayThread:
         self.end()
 
     def end(self) -> None:
-        """End the thread after the calls that are already queued."""
+        """End the thread once it has made the calls that are already queued."""
         self._calls.put(None)
 
     def _work(self) -> None:
@@ -94,8 +92,8 @@ _threads: list[RayThread] = []  # thread of this process's connection, if any
 def connect(call: Callable[[], T], seconds: float, late: str) -> T:
     """Make a call that connects this process to a Ray cluster, and return its result.
 
-    Raises the call's error, or RayLate if it does not return within ``seconds``. If the call still holds the
-    interpreter's lock at its deadline, the watchdog prints ``late`` and ends this process with exit code 2.
+    Raises the call's error, or RayLate if it doesn't return within ``seconds``. If the call still holds the
+    interpreter's lock by then, the watchdog prints ``late`` and ends this process with exit code 2.
     """
     disconnect()
     _threads.append(RayThread())
@@ -108,17 +106,16 @@ def connect(call: Callable[[], T], seconds: float, late: str) -> T:
 
 
 def asked(call: Callable[[], T], seconds: float = SECONDS) -> T:
-    """Make a call to Ray and return its result.
+    """Make a call to Ray, and return its result.
 
-    Raises the call's error, or RayLate if Ray does not answer within ``seconds``.
+    Raises the call's error, or RayLate if Ray doesn't answer within ``seconds``.
     """
     # the connection was not made by ``connect``
     return _threads[-1].do(call, seconds) if _threads else call()
 
 
 def disconnect() -> None:
-    """Disconnect from the Ray cluster that ``connect`` has joined or started. A Ray cluster that was started
-    here ends."""
+    """Disconnect from the Ray cluster that ``connect`` joined or started. A cluster started here ends."""
     if _threads:
         with contextlib.suppress(RayLate):
             asked(ray.shutdown)

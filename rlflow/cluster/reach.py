@@ -1,8 +1,8 @@
-"""Check that a Ray cluster is at an address, before Ray's own code connects this process to the address.
+"""Check that there's a Ray cluster at an address, before Ray's own code connects this process to it.
 
-If a different server is at the address, Ray's code waits for minutes. If a process of the cluster hangs,
-Ray's code can hold the interpreter's lock, and then ends the process that joins. A child process therefore
-joins first.
+If there's a different server at the address, Ray's code waits for minutes. If a process of the cluster hangs,
+Ray's code can hold the interpreter's lock, and in the end kills the process that wanted to join. That's why a
+child process joins first.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ os._exit(0)
 
 
 def check_speaks(address: str, seconds: float) -> str:
-    """Check that the server at ``address`` may be Ray's controller. Return its HOST:PORT.
+    """Check that the server at ``address`` could be Ray's controller, and return its HOST:PORT.
 
     Returns an empty string if the address has no host and port. Raises OSError if nothing answers within
-    ``seconds``, or if the server is not Ray.
+    ``seconds``, or if the server isn't Ray.
     """
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", address)
@@ -58,7 +58,7 @@ def check_speaks(address: str, seconds: float) -> str:
 
 
 def _answer(connection: socket.socket) -> bytes | None:
-    """Return the first bytes that arrive on the connection; None if nothing arrives in time."""
+    """Return the first bytes received on the connection, or None if none arrive in time."""
     answer = b""
     try:
         connection.sendall(GREETING)
@@ -72,9 +72,9 @@ def _answer(connection: socket.socket) -> bytes | None:
 
 
 def check_greeting(answer: bytes | None, seconds: float) -> None:
-    """Raise OSError if ``answer``, the server's answer to GREETING, is not HTTP/2.
+    """Raise OSError unless ``answer``, the server's answer to GREETING, is HTTP/2.
 
-    None means that no answer came within ``seconds``.
+    None means that there was no answer within ``seconds``.
     """
     if answer is None:
         raise OSError(f"the server accepts connections but sent nothing for {seconds:g} s")
@@ -86,10 +86,10 @@ def check_greeting(answer: bytes | None, seconds: float) -> None:
 
 
 def check_joins(address: str, seconds: float, program: str = JOIN) -> None:
-    """Join the Ray cluster at an address in a child process, which then ends.
+    """Check that a process can join the Ray cluster at an address, by letting a child process join and exit.
 
-    ``program``: the Python program of the child. Raises TimeoutError if the child has not joined within
-    ``seconds``, and OSError if it cannot join.
+    ``program``: the Python program that the child runs. Raises TimeoutError if the child hasn't joined within
+    ``seconds``, and OSError if it can't join.
     """
     command, pipe = [sys.executable, "-P", "-c", program, address], subprocess.PIPE
     with Child(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as child:
@@ -106,7 +106,7 @@ def check_joins(address: str, seconds: float, program: str = JOIN) -> None:
 
 
 def _last_line(logged: bytes) -> str:
-    """Return the last line of Ray's log as the end of a sentence, without the line's time and process id."""
+    """Return the last line of Ray's log, without its time and process id, to be appended to a sentence."""
     lines = printable(logged.decode(errors="replace")).strip().splitlines()
     return f": {lines[-1].rpartition('] ')[2][:LOGGED]}" if lines else ""
 
@@ -114,8 +114,8 @@ def _last_line(logged: bytes) -> str:
 class Listening:
     """Checks whether the controller (GCS) of a joined Ray cluster accepts connections.
 
-    Call ``lost`` often; it tries to connect every few seconds. ``address``: HOST:PORT. ``clock``: a function
-    that returns the time in seconds.
+    Call ``lost`` often; it only tries to connect every few seconds. ``address``: HOST:PORT. ``clock``: a
+    function that returns the time in seconds.
     """
 
     def __init__(self, address: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -123,7 +123,7 @@ class Listening:
         self._looked, self._taken = clock(), clock()
 
     def lost(self) -> str | None:
-        """Return a message if the controller has accepted no connection for GONE seconds; otherwise None."""
+        """Return a message if the controller has accepted no connection for GONE seconds, otherwise None."""
         now = self._clock()
         if now - self._looked >= EVERY:
             self._looked = now
@@ -139,7 +139,7 @@ class Listening:
 
 
 def check_local() -> None:
-    """Raise OSError if processes of this machine cannot connect to each other at 127.0.0.1."""
+    """Raise OSError if processes on this machine can't connect to each other at 127.0.0.1."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             socket.create_connection(listener.getsockname(), 5.0).close()

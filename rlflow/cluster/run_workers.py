@@ -1,4 +1,4 @@
-"""The workers of a run: their pools and their health monitor, and the restart of dead pools."""
+"""The workers of a run: their pools, their health monitor, and how dead pools are restarted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LATEST = 1 << 62  # larger than any iteration
 
 @dataclass
 class RunWorkers:
-    """The workers of a run. When workers are replaced, their Pool stays the same object."""
+    """The workers of a run. Each Pool stays the same object even when its workers are replaced."""
 
     folder: Path  # the run's private folder
     setups: Mapping[str, list[Setup]]  # pool → setup of each rank
@@ -50,17 +50,17 @@ class RunWorkers:
     def start(self) -> None:
         """Start all pools in parallel, wait until their models are loaded, and start the health monitor.
 
-        Raises PlanError if a pool cannot be started.
+        Raises PlanError if a pool can't be started.
         """
         self.pools |= launch.make_workers(self.setups, self.groups, self.starting)
         launch.wait_for_models(self.pools.values(), self.loading, self.controllers)
         self._watch()
 
     def restart(self, lost: str) -> list[str]:
-        """Start the pool ``lost`` again, and all pools that do not answer. Return the names of these pools.
+        """Restart the pool ``lost`` and all pools that don't answer, and return their names.
 
         The workers of the other pools drop their columns and earlier calls. Raises RemoteError if a worker
-        dies during the call. Raises PlanError if a pool cannot be placed again or does not load its models.
+        dies meanwhile, and PlanError if a pool can't be placed again or doesn't load its models.
         """
         names = [lost, *self._begin_generation(name for name in self.pools if name != lost)]
         for name in names:
@@ -86,22 +86,22 @@ class RunWorkers:
         return names
 
     def found(self, seconds: float) -> Death | None:
-        """Wait up to ``seconds`` for a worker to die. Return its death; None if all workers are alive."""
+        """Wait up to ``seconds`` for a worker to die. Return its death, or None if all workers are alive."""
         return self.watch.found(seconds)
 
     def lost(self) -> str | None:
-        """Describe a controlling process of Ray that has died; None if all are alive."""
+        """Describe a controlling process of Ray that has died, or return None if all are alive."""
         return self.controllers.lost()
 
     def unwatch(self) -> None:
-        """Stop the health monitor. Calls that are still waiting for an answer raise Dead."""
+        """Stop the health monitor. Calls still waiting for an answer raise Dead."""
         self.watch.close()
 
     def stop(self) -> None:
         """End all workers.
 
-        If Ray has lost a controlling process, this only closes the sockets; the workers then end together
-        with the other processes of the run.
+        If Ray has lost a controlling process, this only closes the sockets. The workers then end with the
+        run's other processes.
         """
         try:
             if self.controllers.lost():
@@ -120,7 +120,7 @@ class RunWorkers:
     def _begin_generation(self, names: Iterable[str]) -> list[str]:
         """Increase the generation number of pools, so that earlier calls to them become void.
 
-        Returns the names of the pools that do not confirm the new number, because a rank is dead or still
+        Returns the names of the pools that don't confirm the new number, because a rank is dead or still
         busy.
         """
         replies = {}
@@ -144,7 +144,7 @@ class RunWorkers:
                 end(worker.presence)
 
     def _remove_rendezvous_folders(self, names: Iterable[str]) -> None:
-        """Remove the rendezvous folders of these pools, for pools on this machine."""
+        """Remove the rendezvous folders of those pools that are on this machine."""
         for name in names:
             if self.rendezvous_points[name].startswith("/"):
                 private.remove(Path(self.rendezvous_points[name]).parent)

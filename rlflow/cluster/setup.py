@@ -1,4 +1,4 @@
-"""Setup: the data that a worker gets when it starts. The worker builds the flow's program from these data."""
+"""Setup: what a worker gets when it starts, and builds the flow's program from."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from rlflow.extras import VERSION
 
 @dataclass(frozen=True)
 class FlowSource:
-    """A flow in a form for other processes: the text of its file, or a pickle.
+    """A flow in a form that other processes can load: the text of its file, or a pickle.
 
-    A flow that is not defined at the top level of a file is pickled.
+    Flows that aren't defined at the top level of a file are pickled.
     """
 
     path: str  # path of the file
@@ -39,7 +39,7 @@ class FlowSource:
 
     @staticmethod
     def of(flow: Flow) -> FlowSource:
-        """Return a flow of this process in a form for other processes."""
+        """Return one of this process's flows in a form that other processes can load."""
         path = Path(flow.function.__code__.co_filename)
         try:
             if flows_of(load(path.resolve())).get(flow.function.__name__) is flow:
@@ -49,7 +49,7 @@ class FlowSource:
         return FlowSource(str(path), flow.function.__name__, pickled=by_value(flow))
 
     def load(self) -> Flow:
-        """Return the flow that this source describes."""
+        """Load and return the flow."""
         if self.pickled:
             flow: Flow = cloudpickle.loads(self.pickled)
             return flow
@@ -69,7 +69,7 @@ copyreg.pickle(type(dataclasses.MISSING), lambda missing: "MISSING")
 
 
 def by_value(flow: Flow) -> bytes:
-    """Return a pickle of a flow that another process can load without the flow's module."""
+    """Pickle a flow so that another process can load it without the module that defines it."""
     module = sys.modules.get(flow.function.__module__)
     if module is not None and not module.__name__.startswith("rlflow"):
         cloudpickle.register_pickle_by_value(module)
@@ -79,7 +79,7 @@ def by_value(flow: Flow) -> bytes:
 
 @dataclass(frozen=True)
 class Setup:
-    """The data with which one rank of a pool is set up."""
+    """What one rank of a pool needs to set itself up."""
 
     version: str  # version of the driver's rlflow
     flow: FlowSource
@@ -103,8 +103,8 @@ class Setup:
     def program(self, flow: Flow | None = None) -> Program:
         """Trace the flow in this process, and return its program.
 
-        ``flow``: the driver's own flow, if this is the driver's process; None: load the flow from this setup.
-        Raises PlanError if the graph or the version of rlflow differs from the driver's.
+        ``flow``: the driver's own flow, if this is the driver's process. By default, the flow is loaded from
+        this setup. Raises PlanError if the graph or the version of rlflow differs from the driver's.
         """
         if self.version != VERSION:
             raise PlanError.of(

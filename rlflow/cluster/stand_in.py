@@ -1,6 +1,6 @@
-"""A stand-in for one of the raylet's agents. It waits until the raylet ends.
+"""A stand-in for one of the raylet's agents, which just waits until the raylet ends.
 
-A raylet refuses to start without its agents, and ends when one of them ends. This program starts within
+A raylet won't start without its agents, and ends when one of them does. This program starts within
 milliseconds, because it imports only the standard library.
 """
 

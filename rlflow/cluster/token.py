@@ -1,5 +1,8 @@
-"""Ray's authentication token. A Ray cluster started by a run gets its own token. When a run joins an existing
-cluster, it uses the user's token."""
+"""Ray's authentication token.
+
+A Ray cluster started by a run gets a token of its own. A run that joins an existing cluster uses the user's
+token.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,22 @@ _own: list[str] = []  # the path in the variable PATH, while it names a run's to
 
 
 def file() -> Path:
-    """Return the path of the file with Ray's token."""
+    """Return the path of the file that contains Ray's token."""
     return Path(os.environ[PATH]) if PATH in os.environ else Path.home() / ".ray" / "auth_token"
 
 
 def forget_blanks() -> None:
-    """Remove an empty token or token path from the environment; Ray would use the empty value."""
+    """Remove an empty token or token path from the environment, because Ray would use the empty value."""
     for variable in (TOKEN, PATH):
         if not os.environ.get(variable, "token").strip():
             del os.environ[variable]
 
 
 def guard() -> None:
-    """Create the user's Ray token with mode 0600, unless it exists.
+    """Create the user's Ray token with mode 0600, unless it already exists.
 
-    Ray itself would create a token file that other users can read. If RAY_AUTH_MODE turns tokens off, or the
-    environment has a token, do nothing. Raises PlanError if the file cannot be written.
+    Ray itself would create a file that other users can read. Nothing is done if RAY_AUTH_MODE turns tokens
+    off, or if the environment has a token. Raises PlanError if the file can't be written.
     """
     forget_blanks()
     if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
@@ -59,7 +62,7 @@ def guard() -> None:
 def _make(path: Path) -> None:
     """Write a new token to a file. Raises OSError.
 
-    The write is atomic, because another run may read the file at the same time.
+    The write is atomic, because another run may be reading the file.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
@@ -74,10 +77,9 @@ def _make(path: Path) -> None:
 
 
 def make_own(folder: Path) -> None:
-    """Create a token in ``folder`` for the Ray cluster that this process starts next. ``folder`` must be
-    private.
+    """Create a token in ``folder``, which must be private, for the Ray cluster that this process starts next.
 
-    If the environment already has a token, that token is used instead. Raises OSError.
+    If the environment already provides a token, that one is used instead. Raises OSError.
     """
     forget_blanks()
     if os.environ.get(MODE, "token") != "token" or TOKEN in os.environ:
@@ -91,7 +93,7 @@ def make_own(folder: Path) -> None:
 
 
 def forget_own() -> None:
-    """Switch back to the user's token, after the run's Ray cluster has ended."""
+    """Go back to the user's token, after the run's Ray cluster has ended."""
     if _own:
         if os.environ.get(PATH) == _own[-1]:
             del os.environ[PATH]

@@ -1,4 +1,4 @@
-"""Worker: one rank of a pool, with its trainers and generators, its rewards, and its stored columns."""
+"""Worker: one rank of a pool, with its trainers, generators and rewards, and the columns it stores."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ from rlflow.training.threads import others_alone
 
 
 class Worker:
-    """Runs the driver's calls on one rank, with a ``LocalEngine``, the engine of a run in one process."""
+    """Runs the driver's calls on one rank with a ``LocalEngine``, the engine of runs in one process."""
 
     def __init__(self, setup: Setup, flow: Flow | None = None, group: Any = None) -> None:
-        """Load the models of this rank.
+        """Load this rank's models.
 
-        ``flow`` and ``group`` are given only if the ranks are threads of the driver's process: the driver's
-        flow, and the torch process group of the ranks.
+        ``flow`` and ``group`` are only given if the ranks are threads of the driver's process: the driver's
+        flow, and the ranks' torch process group.
         """
         self.setup, self.group = setup, group
         self.program = setup.program(flow)
@@ -79,9 +79,9 @@ class Worker:
         others_alone()
 
     def _engine(self) -> LocalEngine:
-        """Return the engine with the models of this pool.
+        """Return the engine with this pool's models.
 
-        A role has only a trainer, or only a generator, if the other one is placed on another pool.
+        A role has only a trainer, or only a generator, if the other one is on a different pool.
         """
         setup, graph = self.setup, self.program.graph
         used = {node.role for node in used_nodes(graph)}
@@ -136,10 +136,10 @@ class Worker:
     def slice(
         self, key: int, names: tuple[str, ...], rows: Index | None, shared: bool, iteration: int
     ) -> RowMessage:
-        """Return rows of some columns of a shard as a message for another worker.
+        """Return rows of some of a shard's columns, as a message for another worker.
 
-        ``names``: the columns. ``rows``: row indices; None: all rows. ``shared``: whether the receiver can
-        read this process's shared memory. ``iteration``: the iteration that uses the rows.
+        ``rows``: row indices, or None for all rows. ``shared``: whether the receiver can read this process's
+        shared memory. ``iteration``: the iteration that uses the rows.
         """
         return self.store.slice(key, names, rows, shared, iteration)
 
@@ -148,7 +148,7 @@ class Worker:
         self.store.forget(keys)
 
     def clear(self, iteration: int) -> None:
-        """Drop all shards that were stored for this iteration or earlier ones."""
+        """Drop all shards stored for this iteration or earlier ones."""
         self.store.clear(iteration)
 
     def held(self) -> int:
@@ -159,9 +159,9 @@ class Worker:
     # --------------------------------------------------------------------------------------------------------
 
     def run(self, frame: bytes | memoryview, *transfers: RowMessage) -> bytes | Answer:
-        """Run the operation in a call, and return its packed ``Answer``.
+        """Run the operation that a call asks for, and return its packed ``Answer``.
 
-        ``frame``: a packed ``Call``. ``transfers``: rows from other workers that are not in the frame.
+        ``frame``: a packed ``Call``. ``transfers``: rows from other workers that aren't in the frame.
         """
         call = Call.unpacked(frame)
         self.store.forget(call.forget)
@@ -178,7 +178,7 @@ class Worker:
     def run_chunks(self, frame: bytes | memoryview, *transfers: RowMessage) -> Iterator[bytes | Answer]:
         """Sample rows in chunks. Yield a packed answer for each chunk, and then one for all rows.
 
-        Each chunk is stored under its own key. The ``value`` of its answer has the indices of the chunk's
+        Each chunk is stored under a key of its own. The ``value`` of its answer contains the indices of its
         rows.
         """
         call = Call.unpacked(frame)
@@ -204,7 +204,7 @@ class Worker:
     def _keep(self, call: Call, batch: Batch, tallies: PartialMetrics | None = None) -> Answer:
         """Store a batch under the call's key.
 
-        Return an answer that describes the stored columns and contains the scalars.
+        The answer describes the stored columns and contains the scalars.
         """
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         stored = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
@@ -229,11 +229,11 @@ class Worker:
         return self._keep(call, self.engine.forward(role, want, batch, CallOptions(ahead=ahead)))
 
     def score(self, call: Call, batch: Batch) -> Answer:
-        """Compute the log-probs of ``batch`` with a role's generator, and store them."""
+        """Compute log-probs of ``batch`` under a role's generator, and store them."""
         return self._keep(call, self.engine.score(call.arguments["role"], batch))
 
     def reward(self, call: Call, batch: Batch) -> Answer:
-        """Score the rows of ``batch`` with the rewards of a role, and store the scores."""
+        """Score the rows of ``batch`` with a role's rewards, and store the scores."""
         scores, tallies = self.engine.reward(call.arguments["role"], batch)
         return self._keep(call, scores, tallies)
 
@@ -244,8 +244,8 @@ class Worker:
     def cut(self, call: Call, batch: Batch) -> Answer:
         """Store the beginnings of responses from which new responses continue.
 
-        The answer's ``value`` is a pair: the number of beginnings of each row, and the number of response
-        tokens in each beginning.
+        The ``value`` of the answer is a pair: how many beginnings each row has, and how many response tokens
+        each beginning has.
         """
         rows, place = self.engine.cut(batch)
         counts = torch.bincount(rows.axis.back_to(batch.axis), minlength=len(batch))
@@ -260,13 +260,13 @@ class Worker:
         return self._keep(call, result, tallies)
 
     def _on(self, stage: Stage) -> Trainer | None:
-        """Load the trainer of a stage's role into memory, and return it; None for a stage without a role."""
+        """Load the trainer of a stage's role into memory, and return it. None if the stage has no role."""
         return self._trainer(stage.on, learning(stage.on)) if stage.on else None
 
     def split(self, call: Call, batch: Batch) -> Answer:
         """Split ``batch`` with an author's dispatch mode, and store the pieces.
 
-        The answer's ``value`` has the description and the row axis of each piece.
+        The ``value`` of the answer has the description and the row axis of each piece.
         """
         split = self.program.stage(call.arguments["function"]).dispatch.split
         assert split is not None
@@ -281,7 +281,7 @@ class Worker:
         return Answer(call.key, value=stored)
 
     def piece(self, call: Call, batch: Batch) -> Answer:
-        """Run a stage on ``batch``, one piece from an author's dispatch mode. Store the stage's columns."""
+        """Run a stage on one piece from an author's dispatch mode, ``batch``, and store its columns."""
         stage = self.program.stage(call.arguments["function"])
         result, tallies = apply_piece(
             stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage)
@@ -289,16 +289,16 @@ class Worker:
         return self._keep(call, result, tallies)
 
     def merge(self, call: Call, batch: Batch) -> Answer:
-        """Merge the outputs of all pieces with an author's dispatch mode, and store the result."""
+        """Merge the outputs for all pieces with an author's dispatch mode, and store the result."""
         outputs = [self.store.get(key) for key in call.arguments["outputs"]]
         return self._keep(call, merge_pieces(self.program.stage(call.arguments["function"]), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
         """Return what the driver must know about each row to plan the steps of an update.
 
-        The answer's ``value`` is int64 [rows, 4 or more]. Its columns are the cause that excludes the row
-        from the update (0: none), the number of unmasked tokens, the number of all tokens, the group, and for
-        each of several losses whether it uses the row. The rows are stored for the update.
+        The ``value`` of the answer is int64 [rows, 4 or more]. Its columns are: why the row is excluded from
+        the update (0 if it isn't), the number of unmasked tokens, the number of all tokens, the group and, if
+        there are several losses, whether each one uses the row. The rows are stored for the update.
         """
         loss = self.program.loss(call.arguments["function"])
         own = own_rows(batch, loss).unbind(1) if isinstance(loss, JointLoss) else ()
@@ -311,8 +311,8 @@ class Worker:
     def update(self, call: Call, batch: Batch) -> Answer:
         """Train a role's model on this rank's rows of each optimizer step.
 
-        The argument ``steps`` in ``call`` has a pair for each step: the indices of this rank's rows in
-        ``batch``, and the totals of the full minibatch.
+        ``call.arguments["steps"]`` has a pair for each step: the indices in ``batch`` of this rank's rows,
+        and the totals of the whole minibatch.
         """
         loss, role = self.program.loss(call.arguments["function"]), call.arguments["role"]
         shares = [
@@ -327,9 +327,9 @@ class Worker:
         return Answer(value=learned)
 
     def _share(self, batch: Batch, loss: Loss, rows: torch.Tensor, totals: MinibatchTotals) -> RankShare:
-        """Return this rank's rows of one optimizer step, in the order of their use.
+        """Return this rank's rows of one optimizer step, in the order in which they are used.
 
-        The rows are split into complete groups if the loss needs groups, otherwise into single rows.
+        They are split into complete groups if the loss needs groups, otherwise into single rows.
         """
         if loss.rows != "group" or not len(rows):
             return RankShare(list(torch.split(rows, 1)) if len(rows) else [], totals)
@@ -341,9 +341,9 @@ class Worker:
     def slices(self, call: Call, batch: Batch) -> Answer:
         """Return rows for other workers on this machine.
 
-        The argument ``parts`` in ``call`` has (key, names, rows) for each set of rows. The answer's ``value``
-        has a message for each part. It is None if the message is large and does not fit into shared memory;
-        the driver then requests the rows through Ray.
+        ``call.arguments["parts"]`` has (key, names, rows) for each set of rows. The ``value`` of the answer
+        has a message for each set, or None if the message is large and doesn't fit into shared memory. The
+        driver then requests those rows through Ray.
         """
         row_messages = [
             self.slice(key, names, rows, True, call.iteration) for key, names, rows in call.arguments["parts"]
@@ -357,24 +357,24 @@ class Worker:
     def summarise(self, call: Call, batch: Batch) -> Answer:
         """Return the iteration's summary, computed from stored records.
 
-        The argument ``records`` in ``call`` maps the key of a shard to the names of its columns. The argument
-        ``judged`` says which columns are scores of rewards.
+        ``call.arguments["records"]`` maps a shard's key to the names of its columns, and
+        ``call.arguments["judged"]`` says which columns are scores from rewards.
         """
         records = [(names, self.store.get(key)) for key, names in call.arguments["records"].items()]
         columns = {name: batch.select(name) for names, batch in records for name in names}
         return Answer(value=summarise(columns, call.arguments["judged"]))
 
     def fetch(self, call: Call, batch: Batch) -> Answer:
-        """Return an answer whose ``value`` has ``batch`` as bytes."""
+        """Return an answer whose ``value`` is ``batch`` as bytes."""
         return Answer(value=packed(batch))
 
     # -- weights
     # --------------------------------------------------------------------------------------------------------
 
     def weights(self, role: str) -> Payload:
-        """Return name → tensor of the trainer's weights as bytes, with Hugging Face names.
+        """Return the trainer's weights, packed as name → tensor with Hugging Face names.
 
-        Only rank 0 returns weights. All ranks must call this, because they gather the weights together.
+        Only rank 0 returns weights, but all ranks must call this, because they gather the weights together.
         """
         return pack_tensors(dict(self._from_rank0(self._trainer(role, syncing(role)).weights())))
 
@@ -389,9 +389,9 @@ class Worker:
         return trainer
 
     def receive(self, role: str, version: int, weights: Payload) -> int:
-        """Load full weights into the generator, and return their number of bytes.
+        """Load full weights into the generator, and return their size in bytes.
 
-        ``weights``: the result of the method ``weights``. ``version``: the version of the weights.
+        ``weights``: what the method ``weights`` returned. ``version``: the version of these weights.
         """
         generator = self.engine.models[role].generator
         assert generator is not None
@@ -404,7 +404,7 @@ class Worker:
         return pack_tensors(dict(self._from_rank0(self._trainer(role, copying(role)).state().items())))
 
     def commit(self, role: str) -> tuple[Payload, int]:
-        """Return the trainer's state as bytes and its size, for an in-memory checkpoint.
+        """Return the trainer's state as bytes, with its size, for an in-memory checkpoint.
 
         Ray stores the state outside this process.
         """
@@ -412,17 +412,17 @@ class Worker:
         return payload, payload.nbytes
 
     def restore(self, role: str, state: Payload) -> None:
-        """Restore the trainer to a state from the method ``state``."""
+        """Restore the trainer to a state returned by ``state``."""
         self._trainer(role, copying(role)).restore(unpack_tensors(state))
 
     def resize_passes(self, role: str, tokens: int) -> int:
-        """Set the maximum number of tokens per forward pass of the trainer. Return the previous maximum."""
+        """Set the trainer's maximum number of tokens per forward pass, and return the previous one."""
         trainer: Any = self.engine.models[role].trainer
         before: int = trainer.resize_passes(tokens)
         return before
 
     def synchronise(self, role: str, version: int) -> dict[str, Any]:
-        """Copy the trainer's weights to the generator on the same ranks. Return metrics of the transfer.
+        """Copy the trainer's weights to the generator on the same ranks, and return metrics of the transfer.
 
         ``version``: the version of the trainer's weights.
         """
@@ -442,9 +442,9 @@ class Worker:
         return {}
 
     def passing(self, role: str, step: str, *arguments: Any) -> Any:
-        """Run a step of a weight transfer between pools, and return the step's result.
+        """Run one step of a weight transfer between pools, and return its result.
 
-        ``step``: the name of a method of this rank's Sender or Receiver. The step "begin" makes a new one.
+        ``step``: the name of a method of this rank's Sender or Receiver. The step "begin" creates a new one.
         """
         if step == "begin":
             if role in self.ends:
@@ -458,11 +458,11 @@ class Worker:
         self._trainer(role, computing(role)).save(Path(folder))
 
     def moved(self) -> dict[str, float]:
-        """Return metrics of the model parts that were offloaded and loaded since the last call."""
+        """Return metrics of the model parts offloaded and reloaded since the last call."""
         return self.engine.offloads.moved()
 
     def reasons(self) -> dict[Cause, Reason]:
-        """Return the first reason for each cause of missing scores."""
+        """For each cause of missing scores, return the first reason."""
         return {**self.rewards.reasons(), **self.environments.reasons()}
 
     def close(self) -> None:
@@ -472,9 +472,9 @@ class Worker:
 
 
 def own_process(raw: bytes, address: str = "") -> Worker:
-    """Return the worker of a rank that has its own process.
+    """Return the worker for a rank that has its own process.
 
-    ``raw``: the pickled ``Setup``. ``address``: the rendezvous, if ranks are on several machines.
+    ``raw``: the pickled ``Setup``. ``address``: the rendezvous, if the ranks are on several machines.
     """
     setup: Setup = content(raw)
     options = setup.config.options
@@ -498,10 +498,10 @@ _loading = threading.Lock()  # while transformers loads a model, it changes sett
 
 
 def own_thread(raw: bytes, flow: Flow, store: Any) -> Worker:
-    """Return the worker of a rank that is a thread of the driver's process.
+    """Return the worker for a rank that is a thread of the driver's process.
 
     ``raw``: the pickled ``Setup``. ``flow``: the driver's flow object, because a process imports the flow's
-    module only once. ``store``: the torch store through which the pool's ranks find each other.
+    module only once. ``store``: the torch store where the pool's ranks find each other.
     """
     setup: Setup = content(raw)
     group = group_of_threads(store, setup.rank, setup.ranks) if setup.ranks > 1 else None
