@@ -1,4 +1,4 @@
-"""Ray's transport: each rank is an actor in its own process, and its answers are objects in Ray's store."""
+"""Ray's transport: each rank is an actor in its own process, and its answers are in Ray's store."""
 
 from __future__ import annotations
 
@@ -31,26 +31,27 @@ SECONDS = 300.0  # time limit for Ray to deliver an answer that has arrived
 
 @_actor(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)
 class RayHost(host.Host):
-    """The host of a rank that is a Ray actor, in its own process.
+    """The host of a rank that is a Ray actor, in a process of its own.
 
-    Ray never restarts the actor, because a restart would lose the object's state without a message.
+    Ray never restarts the actor, because it would silently lose the object's state.
     """
 
     watchdog: Any = None
 
     def make(self, kind: Callable[..., Any], *args: Any) -> None:
-        """Make the rank's object, ``kind(*args)``.
+        """Create the rank's object, ``kind(*args)``.
 
-        This is not done in the constructor, because Ray changes the errors of constructors.
+        The constructor doesn't do this, because Ray changes errors raised in constructors.
         """
         process_tag.die_with_raylet()
         self.watchdog = beside.for_worker()
         super().make(kind, *args)
 
     def meet(self, name: str | None, insecure: bool) -> str:
-        """Open the rendezvous of a pool on several machines, on its first rank. Return the address.
+        """On the first rank of a pool on several machines, open the rendezvous, and return its address.
 
-        ``name``: the network interface, or None. Raises PlanError in the same cases as ``interfaces.chosen``.
+        ``name``: the network interface, or None to choose one. Raises PlanError in the same cases as
+        ``interfaces.chosen``.
         """
         return group.listen(own_interface(name, insecure))
 
@@ -63,18 +64,18 @@ class RayHost(host.Host):
         return pulse.MARKS.now()
 
     def listen(self, key: bytes) -> str:
-        """Accept frames over sockets from processes that have the key. Return the name of the socket."""
+        """Accept frames over sockets from processes that have the key. Return the socket's name."""
         return listen(key, self._run)
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """Return a context manager for a call: it handles exceptions and reports to the watchdog."""
+        """Return a context manager for running a call: it handles exceptions and reports to the watchdog."""
         with self.watchdog.heartbeat_page.during("", 0, math.inf), super()._contained():
             yield
 
 
 class RayTransport:
-    """Transport for calls to ranks that are Ray actors."""
+    """Calls ranks that are Ray actors."""
 
     def starter(self, rank: Any, method: str, group: str, answers: Answers) -> Callable[..., Any]:
         """Return a function that starts ``method`` on a rank. See ``RankTransport.starter``."""
@@ -84,7 +85,7 @@ class RayTransport:
         return start
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
-        """Wait up to ``seconds`` for all answers, or with ``first`` for one answer.
+        """Wait up to ``seconds`` for all answers, or for just one if ``first`` is true.
 
         Returns the references whose answers have arrived.
         """
@@ -92,7 +93,7 @@ class RayTransport:
         return list(found[0])
 
     def values(self, refs: Sequence[Any], seconds: float) -> list[Any] | None:
-        """Wait for all answers, and return them; None if they do not arrive within ``seconds``.
+        """Wait for all answers and return them, or None if they don't arrive within ``seconds``.
 
         Raises CallFailed if an answer is an error.
         """
@@ -104,7 +105,7 @@ class RayTransport:
             raise CallFailed from error
 
     def error(self, ref: Any) -> BaseException | None:
-        """Return the error that a call raised; None if it returned a value. The answer must have arrived."""
+        """Return the error that a call raised, or None if there was none. The answer must have arrived."""
         try:
             ray.get(ref, timeout=SECONDS)
         except RayTaskError as error:
@@ -116,11 +117,11 @@ class RayTransport:
         return None
 
     def keep(self, value: Any) -> Any:
-        """Store a value in Ray's store, and return a reference to it."""
+        """Put a value into Ray's store, and return a reference to it."""
         return ray.put(value)
 
     def future(self, ref: Any) -> Future[Any]:
-        """Return a Future that gets the answer to which ``ref`` refers."""
+        """Return a Future for the answer that ``ref`` refers to."""
         coming: Future[Any] = ref.future()
         return coming
 
@@ -128,8 +129,8 @@ class RayTransport:
 def own_interface(name: str | None, insecure: bool) -> interfaces.Interface:
     """Return the network interface that this worker uses.
 
-    ``name``: the name of the interface; None chooses the interface with the route to the cluster's first
-    machine. Raises PlanError in the same cases as ``interfaces.chosen``.
+    ``name``: the interface's name, or None to use the one with the route to the cluster's first machine.
+    Raises PlanError in the same cases as ``interfaces.chosen``.
     """
     head = ray.get_runtime_context().gcs_address.rpartition(":")[0].strip("[]")
     return interfaces.chosen(name, head, insecure)
@@ -146,9 +147,9 @@ def make_pool(
 ) -> Pool[W]:
     """Start a pool of actors in the bundles of a placement group, and return it.
 
-    Each rank makes the object ``kind(*arguments(rank))``; ``Pool.made`` waits for the objects. ``interface``:
-    if given, the first rank calls ``RayHost.meet`` with these arguments, and all ranks get the returned
-    rendezvous address as an additional last argument. ``options``: further options of Ray's actors.
+    Each rank creates the object ``kind(*arguments(rank))``; ``Pool.made`` waits for that. ``interface``: if
+    given, the first rank calls ``RayHost.meet`` with these arguments, and every rank gets the resulting
+    rendezvous address as its last argument. ``options``: further options for Ray's actors.
     """
     made: Any = RayHost
     actors = []

@@ -1,15 +1,14 @@
-"""Pack a batch as bytes and unpack it: the wire format of columns between processes.
+"""Pack a batch into bytes and unpack it: the wire format of columns between processes.
 
     prefix    28 bytes: magic, version, length of the header, bytes of the payload, CRC-32 of the prefix and the header
     header    msgpack: whether rows are grouped, number of rows, each column's name, kind, form and buffers (dtype and shape), and
               the count of numbers in a key if it is not 2
     payload   the buffers, each starting at a multiple of 64 bytes: the keys of the rows, then the buffers of each column
 
-rlflow does not use safetensors for this, because safetensors has no ragged columns, text or column kinds. It also
-copies tensors when it reads them, so it cannot return views of memory that Ray shares between processes.
+rlflow doesn't use safetensors for this, because safetensors has no ragged columns, text or column kinds. It
+also copies tensors when it reads them, so it can't return views of memory that Ray shares between processes.
 
-The place of each buffer is computed from the dtypes and shapes of the buffers before it, so buffers cannot
-overlap.
+Where each buffer lies is computed from the dtypes and shapes of those before it, so buffers can't overlap.
 """
 
 from __future__ import annotations
@@ -59,19 +58,19 @@ HEAD = _PREFIX.size + _CRC.size  # start of the header
 
 
 def pack(batch: Batch) -> bytes:
-    """Return the batch as one frame of bytes.
+    """Pack the batch into a single frame of bytes.
 
-    The origin of the rows (``Axis.parent``) is not stored. Raises WireError for complex and quantised dtypes,
-    and for a column whose rows differ from the rows of the batch.
+    The origin of the rows (``Axis.parent``) isn't stored. Raises WireError for complex and quantised dtypes,
+    and for a column whose rows don't match those of the batch.
     """
     return BatchFrame(batch).written().numpy().tobytes()
 
 
 class StoredBuffer:
-    """A buffer of a frame that is not written yet.
+    """A buffer of a frame that hasn't been written yet.
 
-    It has either several tensors of the same dtype, which are written one after another, or the ``rows`` of
-    one tensor [rows, entries per row].
+    It consists either of several tensors with the same dtype, to be written one after another, or of the
+    given ``rows`` of one tensor [rows, entries per row].
     """
 
     def __init__(
@@ -105,12 +104,11 @@ class StoredBuffer:
 
 
 class BatchFrame:
-    """A frame that is not written yet: a batch, or some of its rows.
+    """A frame that hasn't been written yet: a batch, or some of its rows.
 
-    ``rows``: int64, the indices of the rows to write, in this order; None: all rows. ``narrow``: whether an
-    int64 column is written as int32 if all its numbers fit. The kind of the column stays int64. Raises
-    WireError in the same cases as ``pack``, and with ``narrow`` also for token ids that do not fit into
-    int32.
+    ``rows``: int64, the indices of the rows to write, in this order, or None for all rows. ``narrow``:
+    whether to write int64 columns as int32 if all their numbers fit; their kind remains int64. Raises
+    WireError in the same cases as ``pack`` and, with ``narrow``, for token ids that don't fit into int32.
     """
 
     def __init__(self, batch: Batch, rows: Tensor | None = None, *, narrow: bool = False) -> None:
@@ -145,7 +143,7 @@ class BatchFrame:
         return prefix + _CRC.pack(zlib.crc32(self._header, zlib.crc32(prefix))) + self._header
 
     def written(self) -> Tensor:
-        """Write the frame into new memory, and return this memory, uint8 [nbytes]."""
+        """Write the frame into new memory, and return that memory, uint8 [nbytes]."""
         memory = torch.empty(self.nbytes, dtype=torch.uint8)
         self.write(memory)
         return memory
@@ -167,7 +165,7 @@ class BatchFrame:
 def _places(end: int, buffers: Iterable[Buffer]) -> Iterator[tuple[int, int]]:
     """Yield (start, end) for each buffer, as byte positions in the frame.
 
-    ``end``: the position at which the data before the first buffer end.
+    ``end``: where the data before the first buffer ends.
     """
     for buffer in buffers:
         start = end + -end % ALIGNMENT
@@ -182,7 +180,7 @@ def _form(data: Data) -> str:
 
 
 def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool) -> tuple[StoredBuffer, ...]:
-    """Return the buffers for some rows of a column. ``rows``: their indices; None: all rows of ``axis``."""
+    """Return the buffers for some rows of a column. ``rows``: row indices, or None for all rows."""
     if rows is not None and (
         data.lengths is None or not len(data.value) or len(data.value) < LONG * len(data.lengths)
     ):
@@ -214,9 +212,9 @@ def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool
 
 
 def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> Sequence[Tensor]:
-    """Return the entries of some rows as views of ``flat``. Adjacent rows share one view.
+    """Return the entries of some rows as views of ``flat``, with one view for each stretch of adjacent rows.
 
-    ``flat``: the entries of all rows, one row after another. ``lengths``: the number of entries of each row,
+    ``flat``: the entries of all rows, one row after another. ``lengths``: how many entries each row has,
     int64 [all rows]. ``rows``: the indices of the rows to return.
     """
     starts = (lengths.cumsum(0) - lengths)[rows].numpy()
@@ -234,10 +232,10 @@ def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> Sequence[Tensor]:
 
 
 def _width(name: str, kind: Kind, value: Tensor, narrow: bool) -> torch.dtype:
-    """Return the dtype in which a column is written.
+    """Return the dtype in which to write a column.
 
-    With ``narrow``, this is int32 for an int64 column whose numbers all fit. Raises WireError for token ids
-    that do not fit.
+    With ``narrow``, that is int32 for an int64 column whose numbers all fit. Raises WireError for token ids
+    that don't fit.
     """
     if not narrow or value.dtype is not torch.int64 or kind.dtype != "int64" or not value.numel():
         return value.dtype
@@ -266,14 +264,14 @@ def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 
 def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT) -> Batch:
-    """Unpack a frame from ``pack``, and return the batch. ``axis.parent`` of its rows is None.
+    """Unpack a frame made by ``pack``, and return the batch. ``axis.parent`` of its rows is None.
 
-    The tensors are views of ``data`` and keep it alive. Do not write into them, and do not change ``data``
-    while they are used. A buffer is copied if its memory is not aligned to its item size.
+    The tensors are views of ``data`` and keep it alive. Don't write to them, and don't change ``data`` while
+    they are in use. A buffer is copied if its memory isn't aligned to its item size.
 
-    ``limit``: maximum size of a frame in bytes. Raises WireError if ``data`` is not a valid frame. A checksum
-    covers the prefix and the header, but not the payload: a changed byte in the payload changes a value
-    without an error. Sizes are checked before memory is allocated.
+    ``limit``: the maximum size of a frame in bytes. Raises WireError if ``data`` isn't a valid frame. Sizes
+    are checked before memory is allocated. A checksum covers the prefix and the header but not the payload,
+    so a corrupted payload changes values without an error.
     """
     frame = _bytes_of(data)
     header, start = _opened(frame, limit)
@@ -299,7 +297,7 @@ def _bytes_of(data: bytes | bytearray | memoryview) -> memoryview:
 
 
 def _opened(frame: memoryview, limit: int) -> tuple[memoryview, int]:
-    """Check the prefix of a frame. Return the frame's header, and the position of its payload."""
+    """Check the prefix of a frame. Return its header, and the position of its payload."""
     if not HEAD <= len(frame) <= limit:
         raise WireError.of("frame", f"{len(frame)} bytes", f"{HEAD} to {limit}")
     magic, version, length, size = _PREFIX.unpack_from(frame)
@@ -324,8 +322,8 @@ def _laid_out(
 ) -> Iterator[Tensor]:
     """Return each buffer of a payload as a tensor that shares the payload's memory.
 
-    ``raw``: the frame. ``start``: the position of the payload. Raises WireError if the buffers do not fill
-    the frame exactly.
+    ``raw``: the frame. ``start``: where the payload begins. Raises WireError if the buffers don't fill the
+    frame exactly.
     """
     places = list(_places(start, buffers))
     start = places[-1][1]
@@ -370,12 +368,12 @@ def _decoded(name: str, blob: Tensor, offsets: Tensor) -> Iterator[str]:
 
 
 def viewed(raw: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
-    """Return bytes as a tensor that shares their memory. Do not write into the tensor."""
+    """Return bytes as a tensor that shares their memory. Don't write to it."""
     return torch.from_numpy(_Lent(raw, raw.ctypes.data, raw.nbytes).array())
 
 
 class _Lent:
-    """Shows read-only memory to numpy as writable.
+    """Makes read-only memory look writable to numpy.
 
     Torch has no read-only tensors, and would warn about read-only arrays.
     """

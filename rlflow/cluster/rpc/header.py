@@ -1,4 +1,4 @@
-"""The header of a frame, which describes a batch, and checks that the writer and the reader share."""
+"""The header of a frame, which describes a batch, and the checks shared by the writer and the reader."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ FORMS = {
 
 
 class WireError(ValueError):
-    """Error: bytes are not a batch of this version, or a batch cannot be written as bytes."""
+    """Bytes aren't a batch of this version, or a batch can't be written as bytes."""
 
     @classmethod
     def of(cls, what: str, actual: object, expected: object) -> WireError:
-        """Return an error that names the place ``what``, the found value and the expected value."""
+        """Return an error that says where (``what``), what was found, and what was expected."""
         return cls(": ".join((_brief(what), f"found {_brief(actual)}, expected {expected}")))
 
 
 def _brief(value: object) -> str:
     """Return a value as a short string without control characters.
 
-    This is needed because the bytes may come from an unknown source.
+    The bytes it was read from may come from an unknown source.
     """
     return printable(str(value)[:160], keep="")
 
@@ -73,12 +73,12 @@ class Buffer(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the tensor."""
+        """The size of the tensor in bytes."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 class HeaderColumn(NamedTuple):
-    """The description of one column in the header of a frame."""
+    """The description of one column in a frame's header."""
 
     name: str
     kind: Kind
@@ -87,7 +87,7 @@ class HeaderColumn(NamedTuple):
 
 
 def packed(axis: Axis, columns: Sequence[HeaderColumn]) -> bytes:
-    """Return the header of a batch as msgpack. Raises WireError if it is too large."""
+    """Return a batch's header as msgpack. Raises WireError if it's too large."""
     entries = [[name, kind.level.value, kind.dtype, form, buffers] for name, kind, form, buffers in columns]
     width = axis.keys.shape[1]
     header: bytes = msgpack.packb(
@@ -102,9 +102,9 @@ def packed(axis: Axis, columns: Sequence[HeaderColumn]) -> bytes:
 
 
 def unpacked(raw: memoryview) -> tuple[bool, tuple[int, int], list[HeaderColumn]]:
-    """Parse a header. Return whether rows are grouped, the shape of the rows' keys, and the columns.
+    """Parse a header. Return whether rows are grouped, the shape of their keys, and the columns.
 
-    Raises WireError if the bytes are not a valid header.
+    Raises WireError if the bytes aren't a valid header.
     """
     try:
         decoded = msgpack.unpackb(raw, unicode_errors="surrogatepass")
@@ -129,15 +129,15 @@ def unpacked(raw: memoryview) -> tuple[bool, tuple[int, int], list[HeaderColumn]
 
 
 def _with_width(decoded: Any) -> Any:
-    """Return a decoded header with the number of integers per row key; 2 if the header does not give it."""
+    """Return a decoded header with the number of integers per row key, by default 2."""
     return [*decoded, KEYS] if type(decoded) is list and len(decoded) == 3 else decoded
 
 
 def _fields(what: str, value: Any, types: Sequence[Any]) -> list[Any]:
     """Return ``value`` as a list, after checking that it has exactly one item of each type in ``types``.
 
-    True and False do not count as int. ``what``: the part of the header, for the message. Raises WireError if
-    an item does not fit.
+    True and False don't count as int. ``what``: the part of the header, for messages. Raises WireError if an
+    item doesn't fit.
     """
     if (
         type(value) is not list
@@ -176,7 +176,7 @@ def _shape_of(name: str, value: Any) -> Buffer:
 
 
 def check_kind(column: HeaderColumn) -> None:
-    """Raise WireError if a column's dtypes, shapes or number of buffers do not fit its kind and form."""
+    """Raise WireError if a column's dtypes, shapes or number of buffers don't fit its kind and form."""
     name, kind, form, buffers = column
     dtypes = [buffer.dtype for buffer in buffers]
     if not {kind.dtype or "bool", *dtypes} <= set(DTYPES):
@@ -222,7 +222,7 @@ def _fits(column: HeaderColumn, dtypes: Sequence[str]) -> bool:
 
 
 def check_rows(name: str, data: Data, axis: Axis) -> None:
-    """Raise WireError if the rows of a column differ from the rows of the batch."""
+    """Raise WireError if a column's rows don't match those of the batch."""
     subject, level = f"column {name!r}", data.kind.level
     if level is Level.SCALAR:
         _check_scalars(subject, data.value if isinstance(data.value, tuple) else (data.value,))

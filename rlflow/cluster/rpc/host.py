@@ -1,4 +1,4 @@
-"""Host: the part of a rank that is the same for every transport. It owns an object and runs its methods."""
+"""Host: the part of a rank that's the same for every transport. It owns an object and runs its methods."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CALLS = frozenset({"make", "do", "_run", "do_chunks", "do_batch"})
 
 
 class Host:
-    """Owns the object of a rank, and runs the object's methods by name.
+    """Owns a rank's object, and runs the object's methods by name.
 
-    It refuses calls from an earlier generation of the pool, because nobody waits for their answers any more.
+    Calls from an earlier generation of the pool are refused, because nobody is waiting for their answers.
     """
 
     instance: Any = None
@@ -31,16 +31,16 @@ class Host:
     mailbox: RowMailbox | None = None  # made when it is first needed
 
     def make(self, kind: Callable[..., Any], *args: Any) -> None:
-        """Make the rank's object, ``kind(*args)``."""
+        """Create the rank's object, ``kind(*args)``."""
         with self._contained():
             self.instance = kind(*args)
 
     def enter(self, generation: int) -> None:
-        """Set the generation number of the pool. Calls with an earlier number are refused from now on."""
+        """Set the pool's generation number. From now on, calls with an earlier number are refused."""
         self.generation = generation
 
     def do(self, generation: int, method: str, *args: Any) -> Any:
-        """Call a method of the rank's object, and return its result.
+        """Call a method of the rank's object, and return the result.
 
         Raises RuntimeError if ``generation`` is an earlier generation of the pool.
         """
@@ -51,8 +51,8 @@ class Host:
     def do_run(self, *parts: Any) -> Any:
         """Pass a frame to the ``run`` method of the rank's object, and return the answer.
 
-        ``parts``: the frame, which starts with its generation number, then the transferred rows. The method
-        has this signature because Ray is fastest with bytes, few arguments, and a starred parameter.
+        ``parts``: the frame, which starts with its generation number, followed by the transferred rows. The
+        signature looks like this because Ray is fastest with bytes, few arguments, and a starred parameter.
         """
         return self._run(parts[0], *parts[1:])
 
@@ -69,7 +69,7 @@ class Host:
             yield from self.instance.run_chunks(self._frame(parts[0], "run_chunks"), *parts[1:])
 
     def do_batch(self, method: str, row_message: RowMessage, shared: bool) -> RowMessage:
-        """Call a method of the rank's object that maps a batch to a batch. Return the result as a message.
+        """Call a method that maps a batch to a batch on the rank's object. Return a message with the result.
 
         ``shared``: whether the caller can read this process's shared memory.
         """
@@ -78,15 +78,15 @@ class Host:
             return self._mailbox().message(getattr(self.instance, method)(owned(batch)), shared=shared)
 
     def reaches(self, at: SharedFrame) -> bool:
-        """Whether this process can read shared memory of the caller. ``at``: a frame in that memory."""
+        """Whether this process can read the caller's shared memory. ``at``: a frame in that memory."""
         return self._mailbox().reaches(at)
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """Return a context manager around a call that keeps exceptions from ending this process.
+        """Return a context manager for a call that keeps exceptions from ending this process.
 
         A SystemExit becomes a RemoteError, which is an ordinary error. If the call forks this process, the
-        child exits instead of continuing as a worker.
+        child exits instead of carrying on as a worker.
         """
         with process_tag.here_alone():
             try:
@@ -102,7 +102,7 @@ class Host:
                 raise RemoteError(ending(error)) from None
 
     def _frame(self, frame: bytes, method: str) -> memoryview:
-        """Return a frame without its generation number. ``method``: the called method, for the message.
+        """Return a frame without its generation number. ``method``: the called method, for messages.
 
         Raises RuntimeError if the frame is from an earlier generation of the pool.
         """

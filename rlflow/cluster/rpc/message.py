@@ -1,8 +1,8 @@
 """Call and Answer: the messages between the driver and a worker.
 
-Both are small and contain no tensors of columns. They are plain values in msgpack, because each rank and call
-needs its own message, and pickling dataclasses and arrays takes ten times as long. Values that may be any
-object, such as an author's settings, are pickled once per call.
+Both are small and contain no tensors of columns. They consist of plain values in msgpack, because every rank
+and call needs its own message, and pickling dataclasses and arrays takes ten times as long. Values that can
+be any object, such as an author's settings, are pickled once per call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Index = NDArray[np.int64]
 
 
 class ShardRows(NamedTuple):
-    """A reference to all rows, or some rows, of a shard."""
+    """A reference to all or some rows of a shard."""
 
     # key of a shard on the worker; None: the rows are the next transfer of the call
     key: int | None
@@ -37,7 +37,7 @@ class ShardRows(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The shards from which a worker takes some columns of a call's batch."""
+    """The shards that a worker takes some columns of a call's batch from."""
 
     columns: Sequence[tuple[str, str]]  # (name in the batch, name in the shard)
     parts: Sequence[ShardRows]  # their rows are joined one after another
@@ -48,7 +48,7 @@ class Source(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The batch of a call, as references to the worker's own shards and to transferred rows."""
+    """A call's batch, as references to the worker's own shards and to transferred rows."""
 
     keys: Index | None  # int64 [rows, 2 or more]; None: the keys of the first part's shard
     grouped: bool
@@ -62,7 +62,7 @@ NOTHING = Inputs(np.zeros((0, 2), np.int64), False, ())
 
 
 class Call(NamedTuple):
-    """A call of one operation on a worker."""
+    """A call to one operation on a worker."""
 
     op: str
     key: int  # key under which its result is stored
@@ -74,14 +74,14 @@ class Call(NamedTuple):
     row_messages: Sequence[InlineMessage] = ()
 
     def __str__(self) -> str:
-        """Return a string that describes the call as an activity of the worker."""
+        """Describe the call as an activity of the worker."""
         of = self.arguments.get("function") or self.arguments.get("role")
         return f"{self.op}{f' of {of}' if of else ''} in iteration {self.iteration}"
 
     def packed(self, arguments: bytes) -> bytes:
-        """Return the call as bytes.
+        """Pack the call into bytes.
 
-        ``arguments``: the result of ``pickled``, which is the same for all ranks.
+        ``arguments``: what ``pickled`` returned, the same for all ranks.
         """
         keys, grouped, sources, scalars = self.inputs
         width = 0 if keys is None else keys.shape[1]
@@ -94,7 +94,7 @@ class Call(NamedTuple):
 
     @staticmethod
     def unpacked(frame: bytes | memoryview) -> Call:
-        """Return the call in a frame from ``packed``."""
+        """Return the call in a frame made by ``packed``."""
         op, key, (keys, width, grouped, sources, scalars), iteration, arguments, forget, row_messages = (
             msgpack.unpackb(frame, use_list=False)
         )
@@ -116,7 +116,7 @@ class Call(NamedTuple):
         )
 
     def rows(self, transfers: Sequence[RowMessage]) -> list[RowMessage]:
-        """Return the messages with the rows from other workers, in the order of the call's inputs.
+        """Return the messages with rows from other workers, in the order of the call's inputs.
 
         Small messages are part of the call; ``transfers`` has the others.
         """
@@ -129,7 +129,7 @@ class Call(NamedTuple):
 
 
 def pickled(arguments: Mapping[str, Any]) -> bytes:
-    """Return a call's arguments as bytes, for ``Call.packed``."""
+    """Pickle a call's arguments, for ``Call.packed``."""
     raw: bytes = cloudpickle.dumps(dict(arguments))
     return raw
 
@@ -143,12 +143,12 @@ def _scalars(frame: bytes | None) -> Mapping[str, Data]:
 
 
 def _inline(row_message: InlineMessage) -> Any:
-    """Return a row message as plain values, for msgpack."""
+    """Turn a row message into plain values, for msgpack."""
     return row_message.tobytes() if isinstance(row_message, np.ndarray) else row_message
 
 
 def _row_message(plain: Any) -> InlineMessage:
-    """Return the row message that ``_inline`` turned into these plain values."""
+    """Turn plain values from ``_inline`` back into a row message."""
     return np.frombuffer(plain, np.uint8) if isinstance(plain, bytes) else plain and SharedFrame(*plain)
 
 
@@ -178,7 +178,7 @@ def _opened(columns: Any, parts: Any, order: bytes | None, kinds: Any, keep: int
 
 @functools.cache
 def kind_of(level: str, dtype: str | None) -> Kind:
-    """Return the column kind with this level and dtype. Equal arguments return the same object."""
+    """Return the column kind with this level and dtype, always as the same object."""
     return Kind(Level(level), dtype)
 
 
@@ -202,7 +202,7 @@ class Answer(NamedTuple):
     received: int = 0  # bytes of rows that came from other workers
 
     def packed(self) -> bytes | Answer:
-        """Return the answer as bytes. An answer with a value, which may be large, is returned unchanged."""
+        """Pack the answer into bytes. If it has a value, which may be large, it's returned as it is."""
         if self.value is not None:
             return self
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
@@ -228,7 +228,7 @@ class Answer(NamedTuple):
 
     @staticmethod
     def unpacked(frame: bytes | Answer) -> Answer:
-        """Return the answer in a frame from ``packed``."""
+        """Return the answer in a frame made by ``packed``."""
         if isinstance(frame, Answer):
             return frame
         key, rows, columns, lengths, scalars, tallies, ran, printed, received = msgpack.unpackb(frame)

@@ -36,25 +36,25 @@ class Watcher(Protocol):
 
     @property
     def verdict(self) -> str | None:
-        """Description of why workers ended; None while no worker has ended."""
+        """Why workers ended, in words, or None while all are alive."""
 
     def cause(self) -> str | None:
-        """Check every worker now. Return a description of why workers ended; None if all are alive.
+        """Check every worker now. Describe why workers ended, or return None if all are alive.
 
-        Call this after an error: the error of one worker may be a consequence of another worker's death.
+        Call this after an error, because one worker's error may result from another worker's death.
         """
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """Return a description of what these late workers are doing."""
+        """Describe what these late workers are doing."""
 
 
 class Future(Generic[R]):
-    """The answers from several workers to one call. ``result`` waits for them.
+    """The answers of several workers to one call. ``result`` waits for them.
 
-    ``what``: the name of the call, for messages. ``at``: the workers. ``refs``: references to their answers,
-    in the order of ``at``. ``seconds``: the deadline. ``merge``: a function that makes the result from the
-    list of answers. ``watcher``: reports dead workers. ``limit``: a deadline that has already started; it
-    replaces ``seconds``.
+    ``what``: the call's name, for messages. ``at``: the workers. ``refs``: references to their answers, in
+    the order of ``at``. ``seconds``: the deadline. ``merge``: a function that turns the list of answers into
+    the result. ``watcher``: reports dead workers. ``limit``: a deadline that is already running, used in
+    place of ``seconds``.
     """
 
     def __init__(
@@ -78,10 +78,9 @@ class Future(Generic[R]):
 
     @staticmethod
     def of_all(futures: Sequence[Future[Any]], seconds: float) -> Future[tuple[Any, ...]]:
-        """Return a single future for the tuple of the results of several calls. Its deadline replaces the
-        calls' own deadlines.
+        """Combine several calls into one future for the tuple of their results, with a deadline of its own.
 
-        There must be at least one call, and no short call over sockets.
+        There must be at least one call, and none of them may be a short call over sockets.
         """
         ends = list(itertools.accumulate(len(future.refs) for future in futures))
 
@@ -103,13 +102,13 @@ class Future(Generic[R]):
     def result(self) -> R:
         """Wait for all answers, and return the result. Later calls return the same object.
 
-        Raises RemoteError, which names the rank, for the first error. Raises Late, which names the late
-        ranks, at the deadline. Raises Dead as soon as any worker is known to be dead.
+        If a call fails, raises RemoteError, which names the rank of the first error. At the deadline, raises
+        Late, which names the late ranks. Raises Dead as soon as any worker is known to be dead.
         """
         return self._merge(self._answers())
 
     def _answers(self) -> list[Any]:
-        """Wait until ``_look`` returns the answers, and return them. Raises Dead or Late."""
+        """Wait for the answers, and return them. Raises Dead or Late."""
         while True:
             if self._watcher is not None and self._watcher.verdict is not None:
                 raise Dead(self._watcher.verdict)
@@ -120,7 +119,7 @@ class Future(Generic[R]):
                 raise self._late()
 
     def _look(self, seconds: float) -> list[Any] | None:
-        """Return the answers if all arrive within ``seconds``, otherwise None. Raises a failed call's error."""
+        """Return the answers if all arrive within ``seconds``, else None. Raises a failed call's error."""
         try:
             return self.transport.values(self.refs, seconds)
         except CallFailed:
@@ -148,9 +147,9 @@ class Future(Generic[R]):
         )
 
     def _chosen_error(self, failed: Sequence[tuple[WorkerId, BaseException]]) -> BaseException:
-        """Return the error to raise after a failure: the death of a worker, or else the first error.
+        """Return the error to raise after a failure: a worker's death if there is one, or the first error.
 
-        A worker's death comes first, because it may have caused the other errors.
+        The death comes first, because it may have caused the other errors.
         """
         problem = next((error for _, error in failed if isinstance(error, AS_THEY_ARE)), None)
         if problem is not None:
@@ -160,7 +159,7 @@ class Future(Generic[R]):
 
 
 class SocketFuture(Future[R]):
-    """The answers from several workers to a short call over sockets.
+    """The answers of several workers to a short call over sockets.
 
     ``calls``: the calls in progress, with a connection to each worker in ``at``.
     """
@@ -186,7 +185,7 @@ class SocketFuture(Future[R]):
     def result(self) -> R:
         """Wait for all answers, and return the result. Raises the same errors as ``Future.result``.
 
-        The connections become free again.
+        Afterwards, the connections are free again.
         """
         try:
             return super().result()
@@ -204,7 +203,7 @@ class SocketFuture(Future[R]):
 
 
 def _once(merge: Callable[[list[Any]], R]) -> Callable[[list[Any]], R]:
-    """Return a function that calls ``merge`` only the first time, and returns the same result later.
+    """Return a function that calls ``merge`` the first time, and afterwards returns the same result.
 
     ``merge`` must run only once, because a frame in shared memory can be read only once.
     """
@@ -220,9 +219,9 @@ def _once(merge: Callable[[list[Any]], R]) -> Callable[[list[Any]], R]:
 
 
 def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
-    """Return a worker's error as a RemoteError that names the worker ``at``. A lost worker gives Dead.
+    """Turn an error of the worker ``at`` into a RemoteError that names it, or into Dead if it's lost.
 
-    ``what``: the name of the call, for the message.
+    ``what``: the call's name, for messages.
     """
     if isinstance(cause, Gone):
         return Dead(f"{at} was lost while '{what}' ran there: {str(cause).splitlines()[0]}")
@@ -235,10 +234,10 @@ def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
 
 
 class Pool(Generic[W]):
-    """Objects of one class, one on each rank; ranks are numbered from 0.
+    """Objects of one class, one on each rank. Ranks are numbered from 0.
 
-    Methods such as ``call`` and ``map`` take a method of the class, or its name. ``ranks``: for each rank,
-    its ``Host`` in the form that ``transport`` calls.
+    Methods such as ``call`` and ``map`` take a method of the class, or its name. ``ranks``: each rank's
+    ``Host``, in the form that ``transport`` calls.
     """
 
     def __init__(self, name: str, ranks: Sequence[Any], transport: RankTransport) -> None:
@@ -258,14 +257,14 @@ class Pool(Generic[W]):
         return f"Pool({self.name}, {len(self)} ranks)"
 
     def at(self, rank: int) -> WorkerId:
-        """Return the worker id of a rank of this pool."""
+        """Return the id of the worker on a rank."""
         return self._places[rank]
 
     def send(self, rank: int, method: str, *args: Any, group: str = "cpu", answers: int = 1) -> Any:
         """Start a method on one rank, and return a reference to its result.
 
-        If ``answers`` is above 1, the method returns this many values, and a list of references is returned.
-        The rank gets references in ``args`` as their values. ``group``: the worker's thread group that runs
+        If ``answers`` is above 1, the method returns that many values, and you get a list of references.
+        References in ``args`` reach the rank as their values. ``group``: the worker's thread group that runs
         the method.
         """
         return self._starter(rank, "do", group, answers)(self.generation, method, *args)
@@ -294,18 +293,18 @@ class Pool(Generic[W]):
         return self._starters[which]
 
     def enter(self, generation: int) -> list[Any]:
-        """Start a new generation on every rank, once the running model calls have ended.
+        """Start a new generation on every rank, once the model calls in progress have ended.
 
-        Returns references to the ranks' confirmations. Calls of the earlier generation are refused
-        afterwards.
+        Returns references to the ranks' confirmations. From then on, calls from the earlier generation are
+        refused.
         """
         self.generation = generation
         return [self._starter(rank, "enter", "model")(generation) for rank in range(len(self))]
 
     def near(self, rank: int) -> bool:
-        """Return whether a rank's worker shares memory with this process.
+        """Return whether a rank's worker shares memory with this process. The answer is cached.
 
-        All workers that share memory with this process also share it with each other. The answer is cached.
+        All workers that share memory with this process also share it with each other.
         """
         if self._near is None:
             self._near = self._asked_near()
@@ -329,8 +328,8 @@ class Pool(Generic[W]):
     def short_call(self, what: str, frames: Mapping[int, bytes], seconds: float) -> Future[list[Any]] | None:
         """Pass frames to the ``run`` methods of several ranks' objects over sockets.
 
-        Returns a future for the answers, or None if a frame is too large or a rank has no free connection.
-        ``frames``: rank → frame. ``what``: the name of the call, for messages.
+        ``what``: the call's name, for messages. ``frames``: rank → frame. Returns a future for the answers,
+        or None if a frame is too large or a rank has no free connection.
         """
         connections = self.sockets.take(frames) if max(map(len, frames.values())) < LARGEST else None
         if connections is None:
@@ -343,14 +342,14 @@ class Pool(Generic[W]):
         )
 
     def made(self, seconds: float) -> Future[list[None]]:
-        """Return a future that ends when the objects of all ranks are made.
+        """Return a future that is done once the objects of all ranks have been created.
 
-        If an object could not be made, ``result`` raises its error.
+        If an object couldn't be created, ``result`` raises its error.
         """
         return self.future("the start", list(enumerate(self.making)), seconds, list)
 
     def take_over(self, other: Pool[W]) -> None:
-        """Replace this pool's workers with those of ``other``, a new pool that is not watched yet."""
+        """Replace this pool's workers with those of ``other``, a new pool that isn't watched yet."""
         self.sockets.close()
         self.actors = other.actors
         self.making = other.making
@@ -369,7 +368,7 @@ class Pool(Generic[W]):
     ) -> Future[R]:
         """Return a future for the answers to a call of ``method``.
 
-        ``refs``: (rank, reference) of each answer. The other parameters are described in ``Future``.
+        ``refs``: the (rank, reference) of each answer. For the other parameters, see ``Future``.
         """
         at, answers = [self.at(rank) for rank, _ in refs], [ref for _, ref in refs]
         return Future(self.transport, method, at, answers, seconds, merge, self.watcher, limit)
@@ -381,7 +380,7 @@ class Pool(Generic[W]):
         seconds: float = SECONDS,
         group: str = "cpu",
     ) -> Future[list[R]]:
-        """Call a method on every rank with the same arguments.
+        """Call a method on every rank, with the same arguments.
 
         Returns a future for a list with one result per rank, in rank order. ``group``: the worker's thread
         group that runs the method.
@@ -402,7 +401,7 @@ class Pool(Generic[W]):
         by_group: bool = False,
         seconds: float = SECONDS,
     ) -> Future[Batch]:
-        """Call a method that maps a batch to a batch. Each row is sent to exactly one rank.
+        """Call a method that maps a batch to a batch. Each row goes to exactly one rank.
 
         Returns a future for one batch, with the rows in their original order. ``by_group``: whether all rows
         of a group go to the same rank. If a rank returns a different number of rows than it got, ``result``
@@ -429,10 +428,10 @@ class Pool(Generic[W]):
     ) -> Future[Batch]:
         """Send each row of a batch to exactly one rank, and return a future for the joined answers.
 
-        ``ask``: a function that starts the call on a rank. Its arguments are the rank, the rank's rows, and
-        whether the rank shares memory with this process. It returns a reference to the answer. ``by_group``:
-        whether all rows of a group go to the same rank. ``everyone``: whether ranks without rows are called
-        too, because the ranks work on the call together.
+        ``ask``: a function that starts the call on a rank and returns a reference to the answer. It gets the
+        rank, the rank's rows, and whether the rank shares memory with this process. ``by_group``: whether all
+        rows of a group go to the same rank. ``everyone``: whether to call ranks without rows as well, because
+        the ranks work on the call together.
         """
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
         split = balanced(units, row_tokens(batch.data, len(batch)), len(self))
@@ -457,10 +456,10 @@ class Pool(Generic[W]):
     def map(
         self, method: Callable[[W, S], R] | str, items: Iterable[S], *, seconds: float = SECONDS
     ) -> Iterator[R]:
-        """Call a method once per item, on the ranks in rotation. Yield the results in the order of the items.
+        """Call a method once per item, with the ranks taking turns. Yield the results in item order.
 
-        A result is yielded as soon as all earlier results have been yielded. Each rank works on at most two
-        items at a time.
+        A result is yielded as soon as it and all earlier ones are there. Each rank works on at most two items
+        at a time.
         """
         name, waiting = _name(method), list[Future[R]]()
         for number, item in enumerate(items):

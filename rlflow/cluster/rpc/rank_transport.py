@@ -1,8 +1,8 @@
-"""RankTransport: how the calls of a pool reach its ranks, and how the answers return.
+"""RankTransport: how a pool's calls reach its ranks, and how the answers come back.
 
 There are two transports: Ray's actors (`rlflow.cluster.rpc.actor`), and threads of this process
-(`rlflow.cluster.rpc.thread_pool`). To call a rank, a transport starts a method of the rank's ``Host``. It
-returns a reference to the answer, which may still be computed. The type of a reference depends on the
+(`rlflow.cluster.rpc.thread_pool`). To call a rank, a transport starts a method of the rank's ``Host`` and
+returns a reference to the answer, which may still be in the making. What a reference is depends on the
 transport.
 """
 
@@ -19,29 +19,29 @@ Answers = int | Literal["streaming"]
 
 
 class CallFailed(Exception):
-    """One of the awaited answers is an error. ``RankTransport.error`` returns this error."""
+    """One of the awaited answers is an error, which ``RankTransport.error`` returns."""
 
 
 class Gone(Exception):
-    """The rank of a call has ended, so its answer will not come."""
+    """The called rank has ended, so it will never answer."""
 
 
 class RankTransport(Protocol):
     """Starts calls on ranks, and waits for their answers."""
 
     def starter(self, rank: Any, method: str, group: str, answers: Answers) -> Callable[..., Any]:
-        """Return a function that starts ``method`` on a rank, in the threads of ``group``.
+        """Return a function that starts ``method`` on a rank, in one of the threads of ``group``.
 
-        The function takes the method's arguments. It returns one reference, or a list of ``answers``
-        references, or for "streaming" an iterator over references. The rank gets references in the arguments
-        as their values.
+        The function takes the method's arguments. It returns one reference, a list of ``answers`` references
+        or, if ``answers`` is "streaming", an iterator over references. References among the arguments reach
+        the rank as their values.
         """
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
-        """Wait up to ``seconds`` for all answers, or with ``first`` for one answer.
+        """Wait up to ``seconds`` for all answers, or for just one if ``first`` is true.
 
-        Returns the references whose answers have arrived. An iterator over references counts as arrived when
-        its next answer has arrived.
+        Returns the references whose answers have arrived. For an iterator over references, it's the next
+        answer that counts.
         """
 
     def values(self, refs: Sequence[Any], seconds: float) -> list[Any] | None:
@@ -51,16 +51,16 @@ class RankTransport(Protocol):
         """
 
     def error(self, ref: Any) -> BaseException | None:
-        """Return the error that a call raised; None if it returned a value. The answer must have arrived.
+        """Return the error that a call raised, or None if there was none. The answer must have arrived.
 
         If the rank has ended, the error is Gone.
         """
 
     def keep(self, value: Any) -> Any:
-        """Store a value, and return a reference to it that several calls can use as an argument."""
+        """Store a value, and return a reference to it that can be an argument of several calls."""
 
     def future(self, ref: Any) -> Future[Any]:
-        """Return a Future that gets the answer to which ``ref`` refers."""
+        """Return a Future for the answer that ``ref`` refers to."""
 
 
 def is_answered(transport: RankTransport, refs: Sequence[Any]) -> bool:

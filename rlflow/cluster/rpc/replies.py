@@ -1,4 +1,4 @@
-"""Replies: the answer or the exception of a call, as bytes. The caller and the rank share no objects."""
+"""Replies: a call's answer or exception, as bytes, so that the caller and the rank share no objects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def of_answer(answer: Any) -> bytes:
 def of_error(error: Exception) -> bytes:
     """Return an exception as a reply.
 
-    If the exception cannot be pickled, the reply has a description of it instead.
+    If the exception can't be pickled, the reply contains a description of it instead.
     """
     return RAISED + pickled(portable(error))
 

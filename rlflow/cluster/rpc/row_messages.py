@@ -20,14 +20,14 @@ RowMessage = Payload | SharedFrame
 
 
 def size_of(row_message: RowMessage) -> int:
-    """Return the number of bytes that a message moves from one process to the other."""
+    """Return how many bytes a message moves from one process to the other."""
     return row_message.size if isinstance(row_message, SharedFrame) else row_message.nbytes
 
 
 def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
-    """Return a batch as bytes (`rlflow.cluster.rpc.column_wire`). ``rows``: row indices; None: all rows.
+    """Return a batch as bytes in the format of `rlflow.cluster.rpc.column_wire`.
 
-    Integers are written as int32 if they fit.
+    ``rows``: row indices, or None for all rows. Integers are written as int32 if they fit.
     """
     return BatchFrame(batch, rows, narrow=True).written().numpy()
 
@@ -35,14 +35,14 @@ def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
 def opened(payload: Payload) -> Batch:
     """Unpack bytes from ``packed``, and return the batch.
 
-    Its tensors are views of the bytes, except integers that were written as int32.
+    Its tensors are views of the bytes, except for integers that were written as int32.
     """
     batch = unpack(payload.data)
     return Batch(batch.axis, {name: widened(data) for name, data in batch.data.items()})
 
 
 def widened(data: Data) -> Data:
-    """Return the column with its integers in the dtype of its kind."""
+    """Return the column with its integers converted back to the dtype of its kind."""
     if (
         data.kind.dtype != "int64"
         or not isinstance(data.value, Tensor)
@@ -53,16 +53,16 @@ def widened(data: Data) -> Data:
 
 
 def inline(row_message: object) -> RowMessage | None:
-    """Return ``row_message`` if it fits into a call's frame; None if Ray must send it separately.
+    """Return ``row_message`` if it fits into a call's frame, or None if Ray must send it separately.
 
-    Messages of a few bytes and references to shared memory fit.
+    References to shared memory fit, and so do messages of a few bytes.
     """
     few = isinstance(row_message, np.ndarray) and row_message.nbytes <= SMALL
     return row_message if few or isinstance(row_message, SharedFrame) else None  # type: ignore[return-value]
 
 
 def _lasting(batch: Batch) -> Batch:
-    """Return the batch with copied keys and lengths, which are used for longer than the columns."""
+    """Return the batch with copies of the keys and lengths, which are needed longer than the columns."""
     data = {
         name: replace(data, lengths=data.lengths.clone()) if data.lengths is not None else data
         for name, data in batch.data.items()
@@ -71,7 +71,7 @@ def _lasting(batch: Batch) -> Batch:
 
 
 class RowMailbox:
-    """Sends rows of this process to other processes, and opens messages with their rows."""
+    """Sends this process's rows to other processes, and opens messages with their rows."""
 
     def __init__(self) -> None:
         self.outbox, self.inbox = SharedOutbox(), SharedInbox()
@@ -81,8 +81,8 @@ class RowMailbox:
     ) -> RowMessage:
         """Return a message with rows of a batch, for one receiver.
 
-        ``rows``: row indices; None: all rows. ``shared``: whether the receiver can read this process's shared
-        memory. ``iteration``: the iteration that uses the rows.
+        ``rows``: row indices, or None for all rows. ``shared``: whether the receiver can read this process's
+        shared memory. ``iteration``: the iteration that uses the rows.
         """
         frame = BatchFrame(batch, rows, narrow=True)
         at = self.outbox.write(frame, iteration) if shared and frame.nbytes > SMALL else None
@@ -91,8 +91,8 @@ class RowMailbox:
     def opened(self, row_messages: Sequence[RowMessage]) -> list[Batch]:
         """Return the batch in each message.
 
-        The tensors are views, and each view keeps the memory of its complete message alive. Integers may be
-        int32 even if the column's kind is int64. Raises OSError if shared memory cannot be read.
+        The tensors are views, and each keeps the memory of its whole message alive. Integers may be int32
+        even if the column's kind is int64. Raises OSError if shared memory can't be read.
         """
         frames = [
             self.inbox.read(row_message).numpy() if isinstance(row_message, SharedFrame) else row_message
@@ -101,15 +101,12 @@ class RowMailbox:
         return [_lasting(unpack(frame.data)) for frame in frames]
 
     def clear(self, iteration: int) -> None:
-        """Free the memory of messages for this iteration and earlier iterations."""
+        """Free the memory of messages for this iteration and earlier ones."""
         self.outbox.clear(iteration)
         self.inbox.clear()
 
     def reaches(self, at: SharedFrame) -> bool:
-        """Return whether this process can read shared memory of another process.
-
-        ``at``: a frame in that memory.
-        """
+        """Return whether this process can read another's shared memory. ``at``: a frame in that memory."""
         try:
             return len(self.opened([at])) == 1
         except OSError:

@@ -1,13 +1,13 @@
 """Rows in shared memory between processes of one machine.
 
-The sender writes a frame into shared memory, and the receiver uses the rows in place. Rows are therefore
-copied only once. The memory is anonymous (memfd): it has no name in any folder, other users cannot open it,
-and it is freed when the last process that uses it has ended. A receiver opens it through the sender's
-``/proc/PID/fd``, and maps it privately: if the receiver writes into a page, it gets its own copy of the page.
+The sender writes a frame into shared memory, and the receiver uses the rows in place, so they are copied only
+once. The memory is anonymous (memfd): it has no name in any folder, other users can't open it, and it's freed
+when the last process that uses it has ended. A receiver opens it through the sender's ``/proc/PID/fd`` and
+maps it privately, so a receiver that writes to a page gets its own copy of that page.
 
-The memory consists of segments. When a receiver no longer uses a segment, it marks the segment as unused, and
-the sender writes the next frame into it. This matters because allocating new memory takes ten times as long
-as the copy. All segments of a sender have at most ``LIMIT`` bytes together.
+The memory consists of segments. When a receiver is done with a segment, it marks it as unused, and the sender
+writes the next frame into it. This matters because allocating new memory takes ten times as long as the copy.
+All segments of a sender together have at most ``LIMIT`` bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPEN = 64
 
 
 class SharedFrame(NamedTuple):
-    """The place of a frame in shared memory, as plain numbers. It is sent in place of the frame."""
+    """Where a frame is in shared memory, as plain numbers. This is sent instead of the frame."""
 
     pid: int  # pid of the sender
     descriptor: int  # the sender's descriptor of the segment
@@ -53,7 +53,7 @@ class SharedFrame(NamedTuple):
 
 
 class _Segment:
-    """A segment of shared memory that this process has made."""
+    """A segment of shared memory created by this process."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -79,9 +79,9 @@ class _Segment:
 
 
 class SharedOutbox:
-    """Writes frames into shared memory for other processes. Several threads may use it.
+    """Writes frames into shared memory for other processes. Safe to use from several threads.
 
-    ``limit``: maximum total size of all segments, in bytes.
+    ``limit``: the maximum size of all segments together, in bytes.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -89,9 +89,9 @@ class SharedOutbox:
         self._limit, self._lock = limit, threading.Lock()
 
     def write(self, frame: BatchFrame, iteration: int = 0) -> SharedFrame | None:
-        """Write a frame for one receiver into shared memory, and return the frame's place.
+        """Write a frame for one receiver into shared memory, and return where it is.
 
-        Returns None if the limit is reached or the machine has no more memory. ``iteration``: the iteration
+        Returns None if the limit is reached or the machine has no memory left. ``iteration``: the iteration
         that uses the frame.
         """
         segment = self._free(HEAD + frame.nbytes, iteration)
@@ -107,7 +107,7 @@ class SharedOutbox:
         )
 
     def _free(self, size: int, iteration: int) -> _Segment | None:
-        """Return a segment with at least ``size`` bytes, marked as in use; None if there is no memory."""
+        """Return a segment of at least ``size`` bytes, marked as in use, or None if there's no memory."""
         with self._lock:
             fitting = [
                 segment
@@ -122,9 +122,9 @@ class SharedOutbox:
             return segment
 
     def _made(self, room: int) -> _Segment | None:
-        """Return a new segment of ``room`` bytes; None if the limit is reached or the machine has no memory.
+        """Return a new segment of ``room`` bytes, or None if the limit is reached or there's no memory left.
 
-        If needed to stay within the limit, unused segments are freed first.
+        Unused segments are freed first if that is needed to stay within the limit.
         """
         free = sorted(
             (segment for segment in self._segments if not segment.in_use), key=lambda segment: segment.room
@@ -141,23 +141,23 @@ class SharedOutbox:
         return segment
 
     def _roomy(self) -> bool:
-        """Return whether receivers may keep rows in the shared memory instead of copying them.
+        """Return whether receivers may keep rows in shared memory instead of copying them.
 
-        They may while at most half of the limit and at most OPEN segments are in use.
+        They may as long as at most half of the limit and at most OPEN segments are in use.
         """
         rooms = [segment.room for segment in list(self._segments) if segment.in_use]
         return 2 * sum(rooms) <= self._limit and len(rooms) <= OPEN
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all segments together."""
+        """The size of all segments together, in bytes."""
         return sum(segment.room for segment in self._segments)
 
     def clear(self, iteration: int) -> None:
         """Note that an iteration and all earlier ones have ended.
 
-        A segment of these iterations that is still in use at the next call is dropped. Its receiver has
-        failed, has ended, or keeps the rows. A receiver that keeps the rows also keeps the memory.
+        If a segment of these iterations is still in use at the next call, it is dropped. Its receiver has
+        failed, has ended, or is keeping the rows, and then it keeps the memory too.
         """
         with self._lock:
             self._segments = [segment for segment in self._segments if not (segment.in_use and segment.over)]
@@ -168,14 +168,14 @@ class SharedOutbox:
 def rounded(size: int) -> int:
     """Return the size of a segment for a frame of ``size`` bytes.
 
-    The size is rounded up by at most a quarter, so that frames of similar size can reuse a segment.
+    Sizes are rounded up by at most a quarter, so that frames of similar size can reuse a segment.
     """
     step = max(1 << max(size.bit_length() - 1, 0), mmap.PAGESIZE * STEPS) // STEPS
     return -(-size // step) * step
 
 
 class _Forks:
-    """Counts the forks of this process, because forks can read its memory too."""
+    """Counts the forks of this process, because a fork can still read its memory."""
 
     count = 0
 
@@ -190,7 +190,7 @@ os.register_at_fork(before=_Forks.note, after_in_parent=_Forks.note, after_in_ch
 
 
 class _Opened:
-    """Another process's segment of shared memory, opened by this process."""
+    """Another process's segment of shared memory, as opened by this process."""
 
     def __init__(self, at: SharedFrame) -> None:
         self.descriptor, self.name = -1, f"/proc/{at.pid}/fd/{at.descriptor}"
@@ -216,23 +216,22 @@ class _Opened:
 
 
 class _Use:
-    """The use of a segment by this process. When this object is freed, the sender may reuse the segment.
+    """This process's use of a segment. When this object is freed, the sender may reuse the segment.
 
-    If this process has forked in the meantime, the segment stays in use, because the child process may still
-    read it.
+    If this process has forked meanwhile, the segment stays in use, because the child may still read it.
     """
 
     def __init__(self, segment: _Opened) -> None:
         self._segment, self._forks = segment, _Forks.count
 
     def __del__(self) -> None:
-        """Mark the segment as unused, unless a child process of this process may still read it."""
+        """Mark the segment as unused, unless a child of this process may still read it."""
         if self._forks == _Forks.count:
             self._segment.head[STATE] = 0
 
 
 class SharedInbox:
-    """Reads frames that other processes wrote into shared memory. Several threads may use it."""
+    """Reads frames that other processes wrote into shared memory. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[int, int], _Opened] = OrderedDict()
@@ -241,8 +240,8 @@ class SharedInbox:
     def read(self, at: SharedFrame) -> Tensor:
         """Return the bytes of a frame, uint8 [size], as a view of the sender's memory.
 
-        The sender does not overwrite the bytes while a view exists. Read each frame only once. Raises OSError
-        if the memory no longer exists or cannot be opened.
+        The sender won't overwrite them as long as there is a view. Read each frame only once. Raises OSError
+        if the memory no longer exists or can't be opened.
         """
         segment = self._opened(at)
         return FileMemory(segment.descriptor, HEAD + at.size, _Use(segment)).tensor(lendable=at.stays)[HEAD:]
@@ -261,7 +260,7 @@ class SharedInbox:
     def clear(self) -> None:
         """Close segments that their senders have freed, and segments of processes that have ended.
 
-        Memory that is still in use stays valid.
+        Memory still in use stays valid.
         """
         with self._lock:
             self._sweep()
@@ -272,5 +271,5 @@ class SharedInbox:
 
 
 def _mapped(descriptor: int, room: int) -> Tensor:
-    """Return the memory of an open file as uint8 [room], valid while a view of the tensor exists."""
+    """Return an open file's memory, uint8 [room]. It's valid as long as the tensor has a view."""
     return torch.from_numpy(np.frombuffer(mmap.mmap(descriptor, room), dtype=np.uint8))

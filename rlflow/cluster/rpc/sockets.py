@@ -1,7 +1,7 @@
 """Short calls to workers on the driver's machine: a frame and its answer over a Unix socket, without Ray.
 
-A short call takes a fraction of the time of a Ray actor call. Calls go through Ray if they are long or large,
-if they go to other machines, or if the worker has no free connection.
+A short call takes a fraction of the time of a Ray actor call. Ray is still used for calls that are long or
+large or go to other machines, and for workers that have no free connection.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ATTEMPTS = 100  # attempts to connect before a worker stops listening
 def listen(key: bytes, answer: Callable[[bytes], Any]) -> str:
     """Answer frames from processes that have the key, in threads of this worker. Return the socket's name.
 
-    ``answer``: a function from a frame to its answer. Each of the ``CONNECTIONS`` connections has its own
-    thread. The name is empty on systems whose Unix sockets need files.
+    ``answer``: a function from a frame to its answer. Each of the ``CONNECTIONS`` connections has a thread of
+    its own. The name is empty on systems whose Unix sockets need files.
     """
     if sys.platform != "linux":
         return ""
@@ -43,7 +43,7 @@ def listen(key: bytes, answer: Callable[[bytes], Any]) -> str:
 
 
 def _accept(listener: Listener, answer: Callable[[bytes], Any]) -> None:
-    """Accept up to CONNECTIONS connections. Processes without the key are refused, at most ATTEMPTS times."""
+    """Accept up to CONNECTIONS connections. Refuse processes without the key, at most ATTEMPTS times."""
     connected = 0
     with listener:
         for _ in range(ATTEMPTS):
@@ -67,9 +67,9 @@ def _serve(connection: Any, answer: Callable[[bytes], Any]) -> None:
 class Sockets:
     """The driver's connections to the workers of a pool, by rank.
 
-    A thread opens the connections. Each connection carries one call at a time. A worker on another machine,
-    or a worker that does not answer, has no connection. ``names``: for each rank, the socket name that
-    ``listen`` returned. ``key``: the secret that ``listen`` got.
+    They are opened in a separate thread, and each carries one call at a time. Workers on other machines, and
+    workers that don't answer, have no connection. ``names``: the socket name that ``listen`` returned on each
+    rank. ``key``: the secret passed to ``listen``.
     """
 
     def __init__(self, names: Sequence[str] = (), key: bytes = b"") -> None:
@@ -88,15 +88,15 @@ class Sockets:
                     self.give(rank, Client(name, "AF_UNIX", authkey=key))
 
     def settled(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` until all connections are open or have failed. Return whether all are."""
+        """Wait up to ``seconds`` for each connection to open or fail. Return whether that has happened."""
         if self._connecting.ident is not None:
             self._connecting.join(seconds)
         return not self._connecting.is_alive()
 
     def take(self, ranks: Iterable[int]) -> dict[int, Connection] | None:
-        """Take a free connection to each of the ranks, and return them by rank.
+        """Take a free connection to each of the ranks, and return the connections by rank.
 
-        Returns None, and takes nothing, if one of the ranks has no free connection.
+        If one of the ranks has no free connection, takes nothing and returns None.
         """
         needed = tuple(ranks)
         with self._lock:
@@ -120,7 +120,7 @@ class Sockets:
 class PendingCalls:
     """Calls in progress, one per connection, and their replies.
 
-    When a reply has arrived, its connection becomes free again in ``sockets``.
+    Once its reply has arrived, a connection is free again in ``sockets``.
     """
 
     def __init__(self, sockets: Sockets, connections: Mapping[int, Connection]) -> None:
@@ -129,7 +129,7 @@ class PendingCalls:
         self.broken: list[int] = []  # ranks whose connection is lost
 
     def send(self, rank: int, frame: bytes) -> None:
-        """Send a frame to a rank over the rank's connection."""
+        """Send a frame to a rank over its connection."""
         try:
             self._open[rank].send_bytes(frame)
         except OSError:
@@ -161,7 +161,7 @@ class PendingCalls:
         self.broken.append(rank)
 
     def error(self, rank: int) -> BaseException | None:
-        """Return the exception that a rank raised, or Gone if its connection is lost; otherwise None."""
+        """Return the exception that a rank raised, Gone if its connection is lost, or None."""
         if rank in self.broken:
             return Gone("the worker closed the connection")
         answer = self.replies.get(rank, b"")
@@ -169,10 +169,10 @@ class PendingCalls:
 
     @property
     def waiting(self) -> list[int]:
-        """The ranks that have not answered yet."""
+        """The ranks that haven't answered yet."""
         return list(self._open)
 
     def close(self) -> None:
-        """Stop waiting, and close the connections on which a reply may still come."""
+        """Stop waiting, and close the connections on which a reply could still arrive."""
         while self._open:
             self._open.popitem()[1].close()

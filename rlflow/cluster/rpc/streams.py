@@ -1,4 +1,4 @@
-"""Calls with several answers, which workers send while the call runs."""
+"""Calls that workers answer several times while they run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rlflow.processes.deadline import LOOK
 
 
 class Streams(Future[list[Any]]):
-    """The answers from several ranks to one call. Each rank answers several times.
+    """The answers of several ranks to one call that each of them answers several times.
 
-    ``streams``: rank → the iterator that ``Pool.run_chunks`` returned. ``seconds``: the deadline of the
-    complete call. ``note``: a function that gets each set of answers, as rank → answer.
+    ``streams``: rank → the iterator that ``Pool.run_chunks`` returned. ``seconds``: the deadline of the whole
+    call. ``note``: a function that is called with each set of answers, by rank.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Streams(Future[list[Any]]):
         self.pool, self._ranks, self._note = pool, tuple(streams), note
 
     def next(self) -> dict[int, Any]:
-        """Wait for the next answer from each rank. Return rank → answer.
+        """Wait for the next answer of each rank, and return the answers by rank.
 
         Raises the same errors as ``Future.result``.
         """
@@ -56,7 +56,7 @@ class Streams(Future[list[Any]]):
         return by_rank
 
     def _look(self, seconds: float) -> list[Any] | None:
-        """Return references to the next answers once all of them have arrived; None after ``seconds``."""
+        """Return references to the next answers once they have all arrived, or None after ``seconds``."""
         answered = len(self.transport.ready(self.refs, seconds)) == len(self.refs)
         return [next(stream) for stream in self.refs] if answered else None
 
@@ -64,10 +64,10 @@ class Streams(Future[list[Any]]):
 def chunks_of(
     calls: Calls, answers: Streams, into: Chunks, rows: Sequence[Tensor], axis: Axis
 ) -> Iterator[Batch]:
-    """Yield the chunks of rows that a pool samples, and at the end a batch of all rows.
+    """Yield the chunks of rows that a pool samples, and finally a batch with all rows.
 
-    ``rows``: for each rank, the indices of its rows in ``axis``. Each chunk has the rows of one answer from
-    every rank. The last batch has all rows in the same order as without chunks.
+    ``rows``: the indices in ``axis`` of each rank's rows. Each chunk has the rows of one answer from every
+    rank. The last batch has all rows, in the same order as without chunks.
     """
     for _ in range(into.count):
         yield _chunk(calls, answers, rows, axis)
@@ -78,7 +78,7 @@ def chunks_of(
 
 
 def _chunk(calls: Calls, answers: Streams, rows: Sequence[Tensor], axis: Axis) -> Batch:
-    """Return the next chunk as a batch: the rows of rank 0, then the rows of rank 1, and so on."""
+    """Return the next chunk as a batch: the rows of rank 0, then those of rank 1, and so on."""
     by_rank = calls.counted(answers.pool, answers.next(), rows)
     none = torch.zeros(0, dtype=torch.int64)
     chunk_rows = [

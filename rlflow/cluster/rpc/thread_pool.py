@@ -1,8 +1,8 @@
 """The transport of pools whose ranks are threads of this process.
 
-It is used in debuggers, in runs without Ray, and in tests. A rank has the same host as a Ray actor, and the
-same groups of threads. Arguments and answers are passed between threads as bytes, and each reader decodes its
-own copy. Threads therefore share no tensors.
+It's for debugging, for runs without Ray, and for tests. A rank has the same host and the same groups of
+threads as a Ray actor. Arguments and answers pass between threads as bytes, and each reader decodes its own
+copy, so threads share no tensors.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class ThreadRank:
     queues: Queues = field(default_factory=lambda: Queues(GROUPS))
 
     def submit(self, group: str, job: Callable[[], None]) -> None:
-        """Run a job in a thread of the named group, without the caller's context variables."""
+        """Run a job in one of the threads of a group, without the caller's context variables."""
         contextvars.Context().run(self.queues.submit, group, job)
 
 
 class AnswerStream(Iterator[Reference]):
-    """References to the answers of one call that answers several times."""
+    """References to the answers of one call that is answered several times."""
 
     def __init__(self) -> None:
         self._coming: deque[Reference] = deque([Future()])
@@ -65,7 +65,7 @@ class AnswerStream(Iterator[Reference]):
 
     @property
     def head(self) -> Reference:
-        """Reference to the next answer."""
+        """A reference to the next answer."""
         with self._lock:
             return self._coming[0]
 
@@ -74,7 +74,7 @@ class AnswerStream(Iterator[Reference]):
             return self._coming.popleft()
 
     def put(self, reply: bytes) -> None:
-        """Add the reply that is the next answer."""
+        """Add the reply with the next answer."""
         with self._lock:
             answer = self._coming[-1]
             self._coming.append(Future())
@@ -82,7 +82,7 @@ class AnswerStream(Iterator[Reference]):
 
 
 class ThreadTransport:
-    """Transport that calls hosts in threads of this process."""
+    """Calls hosts in threads of this process."""
 
     def starter(self, rank: ThreadRank, method: str, group: str, answers: Answers) -> Callable[..., Any]:
         """Return a function that starts ``method`` on a rank. See ``RankTransport.starter``."""
@@ -92,7 +92,7 @@ class ThreadTransport:
         return partial(_started, rank, group, call, answers)
 
     def ready(self, refs: Sequence[Any], seconds: float, first: bool = False) -> list[Any]:
-        """Wait up to ``seconds`` for all answers, or with ``first`` for one answer.
+        """Wait up to ``seconds`` for all answers, or for just one if ``first`` is true.
 
         Returns the references whose answers have arrived.
         """
@@ -102,7 +102,7 @@ class ThreadTransport:
         return [ref for ref, head in zip(refs, heads, strict=True) if head.done()]
 
     def values(self, refs: Sequence[Reference], seconds: float) -> list[Any] | None:
-        """Wait for all answers, and return them; None if they do not arrive within ``seconds``.
+        """Wait for all answers and return them, or None if they don't arrive within ``seconds``.
 
         Raises CallFailed if an answer is an error.
         """
@@ -112,7 +112,7 @@ class ThreadTransport:
         return [replies.content(ref.result()) for ref in refs] if len(answered) == len(refs) else None
 
     def error(self, ref: Reference) -> BaseException | None:
-        """Return the error that a call raised; None if it returned a value. The answer must have arrived."""
+        """Return the error that a call raised, or None if there was none. The answer must have arrived."""
         reply = ref.result()
         return replies.content(reply) if replies.raised(reply) else None
 
@@ -123,7 +123,7 @@ class ThreadTransport:
         return kept
 
     def future(self, ref: Reference) -> Future[Any]:
-        """Return a Future that gets the answer to which ``ref`` refers."""
+        """Return a Future for the answer that ``ref`` refers to."""
         decoded: Future[Any] = Future()
         ref.add_done_callback(partial(_decode, decoded))
         return decoded
@@ -149,7 +149,7 @@ def _started(rank: ThreadRank, group: str, call: Callable[..., Any], answers: in
 
 
 def _parts(reply: bytes, count: int) -> list[bytes]:
-    """Return a reply for each of the ``count`` parts of an answer. An error is the reply of every part."""
+    """Return a reply for each of an answer's ``count`` parts. An error becomes the reply for every part."""
     return (
         [reply] * count
         if replies.raised(reply)
@@ -158,7 +158,7 @@ def _parts(reply: bytes, count: int) -> list[bytes]:
 
 
 def _streamed(rank: ThreadRank, group: str, call: Callable[..., Iterator[Any]], *args: Any) -> AnswerStream:
-    """Start a call that answers several times, and return the stream of its answers."""
+    """Start a call that is answered several times, and return the stream of its answers."""
     sent, stream = _sent(args), AnswerStream()
 
     def job() -> None:
@@ -173,14 +173,14 @@ def _streamed(rank: ThreadRank, group: str, call: Callable[..., Iterator[Any]], 
 
 
 def _sent(args: Sequence[Any]) -> list[Reference | bytes]:
-    """Return arguments in the form in which they are sent: references unchanged, other values as bytes."""
+    """Convert arguments to the form in which they are sent: values as bytes, references as they are."""
     return [arg if isinstance(arg, Future) else replies.of_answer(arg) for arg in args]
 
 
 def _arrived(sent: Sequence[Reference | bytes]) -> list[Any]:
-    """Return the arguments as the rank gets them, after waiting for references.
+    """Wait for references, and return the arguments as the rank gets them.
 
-    If a referenced answer is an error, this error is raised.
+    If a referenced answer is an error, that error is raised.
     """
     found = []
     for one in sent:
@@ -192,12 +192,12 @@ def _arrived(sent: Sequence[Reference | bytes]) -> list[Any]:
 
 
 def thread_pool(name: str, ranks: int) -> Pool[Any]:
-    """Return a pool of ``ranks`` ranks in threads of this process. The ranks have no objects yet."""
+    """Return a pool of ``ranks`` ranks in threads of this process. They have no objects yet."""
     return Pool(name, [ThreadRank() for _ in range(ranks)], ThreadTransport())
 
 
 def make(pool: Pool[Any], kind: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> None:
-    """Start to make ``kind(*arguments[rank])`` on each rank. ``Pool.made`` waits for the objects.
+    """Start creating ``kind(*arguments[rank])`` on each rank. ``Pool.made`` waits for the objects.
 
     The ranks get the arguments themselves, not copies.
     """
@@ -214,9 +214,9 @@ def _made(member: ThreadRank, call: Callable[[], None]) -> Reference:
 
 
 def close(*pools: Pool[Any], seconds: float = CLOSED_SECONDS) -> bool:
-    """End the threads of pools. Return whether all of them ended within ``seconds``.
+    """End the threads of pools. Return whether they all ended within ``seconds``.
 
-    If a call never returns, its thread ends only with this process.
+    The thread of a call that never returns ends only with this process.
     """
     queues, limit = [member.queues for pool in pools for member in pool.actors], time.monotonic() + seconds
     for each in queues:
@@ -228,7 +228,7 @@ def close(*pools: Pool[Any], seconds: float = CLOSED_SECONDS) -> bool:
 def forget(*pools: Pool[Any]) -> None:
     """Drop the objects of all ranks, and with them their torch groups.
 
-    A rank that is waiting for another rank in such a group then stops waiting.
+    A rank waiting for another one in such a group then stops waiting.
     """
     for member in (member for pool in pools for member in pool.actors):
         member.host.instance = None

@@ -1,4 +1,4 @@
-"""Named tensors as bytes, for weights and trainer states that are sent between processes."""
+"""Named tensors as bytes, for sending weights and trainer states between processes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlflow.cluster.rpc.row_messages import Payload
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> Payload:
-    """Return the tensors as bytes in the safetensors format."""
+    """Pack the tensors into bytes in the safetensors format."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return np.frombuffer(safetensors.torch.save(whole), np.uint8)
 
 
 def unpack_tensors(payload: Payload) -> dict[str, Tensor]:
-    """Unpack bytes from ``pack_tensors``, and return name → tensor."""
+    """Unpack bytes from ``pack_tensors``. Returns name → tensor."""
     tensors: dict[str, Tensor] = safetensors.torch.load(payload.tobytes())
     return tensors
