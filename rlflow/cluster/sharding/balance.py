@@ -1,9 +1,9 @@
-"""Balancing of loads over ranks: multiprocessor scheduling of indivisible units (P||Cmax).
+"""Balance loads over ranks: multiprocessor scheduling of indivisible units (P||Cmax).
 
-The goal is a small load on the fullest rank. First, each unit is assigned to the lightest rank, in descending
-order of size (Graham 1969, at most 4/3 of the best load). Then units are exchanged between the fullest rank
-and another rank, until no exchange helps. If the result is not close to a lower bound, a search with a
-limited budget follows.
+The aim is to make the load of the fullest rank as small as possible. First, units are assigned to the
+lightest rank, largest unit first (Graham 1969, at most 4/3 of the best load). Then the fullest rank exchanges
+units with other ranks until no exchange helps. If the result still isn't close to a lower bound, a search
+with a limited budget follows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SEARCHED = 128  # maximum units for a search; more units are balanced without it
 
 
 def assigned(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Return the rank of each unit. ``sizes``: the sizes of the units, each 0 or more.
+    """Return the rank of each unit. ``sizes``: the size of each unit, 0 or more.
 
-    The result is deterministic, because the order of units and ranks resolves ties.
+    The result is deterministic, because ties are resolved by the order of the units and ranks.
     """
     ranks_of = _longest_first(sizes, ranks)
     bound = lower_bound(sizes, ranks)
@@ -37,8 +37,8 @@ def assigned(sizes: Sequence[int], ranks: int) -> list[int]:
 def lower_bound(sizes: Sequence[int], ranks: int) -> int:
     """Return a lower bound on the load of the fullest rank.
 
-    The load is at least the mean over the ranks. Among any k·ranks + 1 units, at least k + 1 are on the same
-    rank. For each k, the load is therefore at least the sum of the k + 1 smallest of the k·ranks + 1 largest
+    The load is at least the mean over the ranks. Also, among any k·ranks + 1 units, at least k + 1 are on the
+    same rank. So for each k, the load is at least the sum of the k + 1 smallest of the k·ranks + 1 largest
     units.
     """
     ordered = sorted(sizes, reverse=True)
@@ -58,9 +58,9 @@ def _sums(sizes: Sequence[int], ranks_of: Sequence[int], ranks: int) -> list[int
 
 
 def _longest_first(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Return the rank of each unit: in descending order of size, each unit goes to the lightest rank.
+    """Assign units to the lightest rank, largest unit first. Return the rank of each unit.
 
-    If several ranks have the lightest load, the unit goes to the rank with the fewest units.
+    If several ranks are equally light, the one with the fewest units gets it.
     """
     ranks_of = [0] * len(sizes)
     lightest = [(0, 0, rank) for rank in range(ranks)]
@@ -72,10 +72,10 @@ def _longest_first(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def _exchange(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int) -> None:
-    """Improve an assignment in place: move units from the fullest rank, or exchange them with smaller units.
+    """Improve an assignment in place, by moving units off the fullest rank or swapping them for smaller ones.
 
-    Each step makes the change that makes the loads of the two ranks most equal. ``bound``: a lower bound on
-    the load of the fullest rank.
+    Each step makes the change that brings the loads of the two ranks closest together. ``bound``: a lower
+    bound on the load of the fullest rank.
     """
     # an empty unit at the end of each rank, so that swapping with it is a move
     size = torch.tensor([*sizes, *[0] * ranks])
@@ -101,10 +101,10 @@ def _exchange(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int)
 
 
 def _searched(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int) -> list[int]:
-    """Return a better assignment: a binary search for the smallest possible load of the fullest rank.
+    """Look for a better assignment by binary search on the load of the fullest rank, and return it.
 
-    The search begins between ``bound`` and the load in ``ranks_of``, and ends when the two are close. If the
-    search for an assignment exceeds its budget, its load counts as impossible.
+    The search starts with the range from ``bound`` to the load in ``ranks_of``, and stops when the two ends
+    are close. A load counts as impossible if no assignment is found for it within the budget.
     """
     largest = _largest(sizes, ranks_of, ranks)
     while bound < largest and largest > NEAR * bound:
@@ -120,7 +120,8 @@ def _searched(sizes: Sequence[int], ranks_of: list[int], ranks: int, bound: int)
 class _Search:
     """Depth-first search for an assignment in which no rank has more than ``capacity``.
 
-    Units are tried in descending order of size, on the fullest ranks with enough room first.
+    The largest units are placed first, each on the fullest rank that still has room for it, then on emptier
+    ones.
     """
 
     def __init__(self, sizes: Sequence[int], ranks: int, capacity: int) -> None:
@@ -132,7 +133,7 @@ class _Search:
         self.failed: set[tuple[int, ...]] = set()
 
     def run(self) -> list[int] | None:
-        """Return the rank of each unit; None if no assignment was found within the budget."""
+        """Return the rank of each unit, or None if no assignment is found within the budget."""
         if not self._place(0):
             return None
         ranks_of = [0] * len(self.order)

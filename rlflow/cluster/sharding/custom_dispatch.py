@@ -1,6 +1,6 @@
 """Dispatch modes that an author defines with the functions ``split`` and ``merge``.
 
-Both functions get complete batches and run on rank 0. All ranks run the stage on their pieces.
+Both functions get whole batches and run on rank 0. All ranks run the stage, each on its piece.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def by_own_mode(
     arguments: Mapping[str, Any],
     call_options: CallOptions,
 ) -> tuple[Batch, PartialMetrics]:
-    """Run a stage with an author's dispatch mode. Return the stage's columns and metrics.
+    """Run a stage with an author's dispatch mode, and return its columns and metrics.
 
-    Rank 0 calls ``split(batch, ranks)``. Each rank runs the stage on its piece. Then rank 0 calls
+    Rank 0 calls ``split(batch, ranks)``, each rank runs the stage on its piece, and then rank 0 calls
     ``merge(outputs, batch)``.
     """
     batch = calls.spread(batch, pool.name)

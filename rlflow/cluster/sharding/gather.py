@@ -1,6 +1,6 @@
-"""Joining of rows from several shards or frames, with only one copy of each long row.
+"""Join rows from several shards or frames, copying each long row only once.
 
-If a frame in shared memory has exactly the needed rows, nothing is copied.
+If a frame in shared memory contains exactly the rows needed, nothing is copied.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Part = tuple[Batch, Tensor | None]  # columns, and row numbers; None: all rows i
 def gathered(parts: Sequence[Part], names: Sequence[str], order: Tensor | None = None) -> Batch:
     """Return the columns ``names`` of all parts as one batch.
 
-    The parts are joined one after another; ``order`` then gives the order of the rows. The result has its own
-    memory, unless it is a single part with unchanged rows in shared memory.
+    The parts are joined one after another, and then sorted into ``order`` if given. The result has its own
+    memory, unless it's a single part in shared memory with its rows unchanged.
     """
     if len(parts) == 1 and parts[0][1] is None and order is None:
         return owned(parts[0][0].select(*names))
@@ -35,7 +35,7 @@ def gathered(parts: Sequence[Part], names: Sequence[str], order: Tensor | None =
 
 
 def _long(pieces: Sequence[Data]) -> bool:
-    """Return whether the rows of a column are so long that they should be copied one by one."""
+    """Return whether a column's rows are so long that they should be copied one by one."""
     return all(
         data.lengths is not None and len(data.value) >= LONG * len(data.lengths) > 0 for data in pieces
     )
@@ -55,7 +55,7 @@ def _joined(parts: Sequence[Part], order: Tensor | None) -> Batch:
 
 
 def _column(pieces: Sequence[tuple[Data, Tensor | None]], order: Tensor | None) -> Data:
-    """Join pieces of a column with long rows, and return the column."""
+    """Join pieces of a column that has long rows, and return the column."""
     first = pieces[0][0]
     lengths = [data.lengths if rows is None else data.lengths[rows] for data, rows in pieces]  # type: ignore[index]
     if order is None:
@@ -70,7 +70,7 @@ def _views(data: Data, rows: Tensor | None) -> Sequence[Tensor]:
 
 
 def _each(data: Data, rows: Tensor | None) -> Sequence[Tensor]:
-    """Return a view for each of the ``rows`` of a column; None: for all rows."""
+    """Return a view of each of the ``rows`` of a column, by default of all."""
     views = data.split()
     return views if rows is None else [views[row] for row in rows.tolist()]
 
@@ -83,7 +83,7 @@ def _copied(like: Data, views: Sequence[Tensor], lengths: Tensor) -> Data:
 def owned(batch: Batch) -> Batch:
     """Return a batch from ``RowMailbox.opened`` with its values copied out of Ray's memory.
 
-    Values in shared memory are not copied.
+    Values in shared memory aren't copied.
     """
     return Batch(batch.axis, {name: _owned(data) for name, data in batch.data.items()})
 

@@ -1,4 +1,4 @@
-"""Requests: for a batch on workers, how a rank gets its rows from its own shards and from other workers."""
+"""Requests: how a rank gets its rows of a batch on workers, from its own shards and from other workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardCopy, Sh
 
 
 class Transfer(NamedTuple):
-    """Rows of columns that another worker sends. ``rows``: row indices in that worker's shard; None: all."""
+    """Rows of columns that another worker sends. ``rows``: indices in that worker's shard, or None for
+    all.
+    """
 
     at: WorkerId
     key: int
@@ -26,7 +28,8 @@ class Transfer(NamedTuple):
 class StoredRows(NamedTuple):
     """Rows from other workers that a worker stores as a new shard.
 
-    ``pieces``: for each source shard, the places of its rows in the new shard and in the source shard.
+    ``pieces``: for each source shard, where its rows are in the new shard, and where they were in the source
+    shard.
     """
 
     key: int
@@ -37,7 +40,7 @@ class StoredRows(NamedTuple):
 
 
 class RowRequest(NamedTuple):
-    """A rank's request for a call: the inputs, the transfers from other workers, and the rows to store.
+    """What a rank needs for a call: the inputs, the transfers from other workers, and the rows to store.
 
     The transfers are in the order in which the inputs use them.
     """
@@ -47,9 +50,9 @@ class RowRequest(NamedTuple):
     copies: tuple[StoredRows, ...] = ()
 
     def note(self, at: WorkerId, iteration: int, release: Callable[[WorkerId, int], None]) -> None:
-        """Record the shard copies that the worker ``at`` has made for this request.
+        """Record the copies of shards that the worker ``at`` has made for this request.
 
-        Later requests of the same iteration use these copies. ``release``: called with a worker and a key
+        Later requests in the same iteration use these copies. ``release``: called with a worker and a key
         when a copy is no longer used.
         """
         for key, rows, names, pieces in self.copies:
@@ -61,7 +64,7 @@ class RowRequest(NamedTuple):
 
 
 class AlignedColumns(NamedTuple):
-    """Columns whose rows are in the same places on the workers, so that they move together."""
+    """Columns whose rows are in the same places on the workers, so that they can move together."""
 
     layout: ShardMap
     columns: tuple[tuple[str, str], ...]  # (name in the request, name in the shards)
@@ -70,7 +73,7 @@ class AlignedColumns(NamedTuple):
 
 
 class Routes:
-    """The parts of a request that are the same for all ranks, computed once for a batch on workers."""
+    """The parts of a request that are the same for all ranks, computed once per batch on workers."""
 
     def __init__(self, batch: Batch) -> None:
         self.axis = batch.axis
@@ -80,11 +83,10 @@ class Routes:
     def to(
         self, rows: Tensor, at: WorkerId, iteration: int = 0, keep: Callable[[], int] | None = None
     ) -> RowRequest:
-        """Return the request with which the worker ``at`` gets ``rows``.
+        """Return the request that gets ``rows`` for the worker ``at``.
 
-        If the worker has copies of rows from this ``iteration``, these rows are not sent again. ``keep``: a
-        function that returns the key under which the worker stores incoming rows; None: the worker does not
-        store them.
+        Rows that the worker has already copied in this ``iteration`` aren't sent again. ``keep``: a function
+        that returns the key under which the worker stores incoming rows, or None if it doesn't store them.
         """
         inputs = _Inputs(rows, at, iteration, keep)
         sources = [source for group in self.groups for source in inputs.sources(group)]
@@ -98,7 +100,7 @@ class Routes:
     def _known(self, sources: Sequence[Source]) -> bool:
         """Return whether the request can omit the row keys.
 
-        This is so if the first columns come from one complete shard that has the same keys.
+        It can if the first columns come from a single, whole shard with the same keys.
         """
         if not sources or self.groups[0].layout.axis is not self.axis or len(sources[0].parts) != 1:
             return False
@@ -107,7 +109,7 @@ class Routes:
 
 
 def _alike(batch: Batch) -> list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]]:
-    """Group the columns on workers by equal shard maps, so that each map is searched only once."""
+    """Group the columns on workers by shard map, so that each map is searched only once."""
     by_layout: list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]] = []
     for name, data in batch.data.items():
         if isinstance(data, RemoteColumn):
@@ -129,7 +131,7 @@ def _described(layout: ShardMap, columns: Sequence[tuple[str, RemoteColumn]]) ->
 
 
 class _Inputs:
-    """Builder of one rank's request: it collects the sources of columns, and the transfers that they need."""
+    """Builds one rank's request, collecting the sources of its columns and the transfers they need."""
 
     def __init__(self, rows: Tensor, at: WorkerId, iteration: int, keep: Callable[[], int] | None) -> None:
         self.rows, self.at, self.iteration, self.keep = rows, at, iteration, keep
@@ -137,7 +139,7 @@ class _Inputs:
         self.copies: list[StoredRows] = []
 
     def sources(self, group: AlignedColumns) -> list[Source]:
-        """Return where the rank gets aligned columns: from copies on its worker, or else from shards."""
+        """Return where the rank gets aligned columns: from copies on its worker if any, or from shards."""
         pieces = list(_pieces(group.layout, self.rows))
         shards = [group.layout.shards[number] for number, _, _ in pieces]
         copies: dict[tuple[int, ...], tuple[list[str], list[ShardCopy | None]]] = {}
@@ -152,9 +154,9 @@ class _Inputs:
         ]
 
     def _copy(self, shard: Shard, name: str, index: Tensor | None) -> ShardCopy | None:
-        """Return this worker's copy of a column's rows from another worker's shard; None if there is no copy.
+        """Return this worker's copy of a column's rows in another worker's shard, or None if it has none.
 
-        ``index``: the places of the rows in the shard; None: all rows.
+        ``index``: the places of the rows in the shard, or None for all rows.
         """
         if shard.at == self.at:
             return None
@@ -210,7 +212,7 @@ class _Inputs:
     def _keep(
         self, names: tuple[str, ...], coming: Sequence[tuple[Shard, Tensor, Tensor | None]]
     ) -> int | None:
-        """Return the key under which the worker stores the incoming rows; None if it does not store them."""
+        """Return the key under which the worker stores incoming rows, or None if it doesn't store them."""
         if not coming or self.keep is None:
             return None
         self.copies.append(StoredRows(self.keep(), len(self.rows), frozenset(names), tuple(coming)))
@@ -221,10 +223,10 @@ Piece = tuple[int, Tensor, Tensor | None]
 
 
 def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[Piece]:
-    """For each shard that has some of ``rows``, yield the index of the shard and two sets of places.
+    """For each shard that has some of ``rows``, yield its index and two sets of places.
 
-    The first set has the places of the shard's rows in ``rows``. The second set has their places in the
-    shard; None means the complete shard in its order.
+    The first set says where these rows are in ``rows``, and the second says where they are in the shard, or
+    is None for the whole shard in its own order.
     """
     alone = layout.whole(rows)
     if alone is not None:
@@ -237,7 +239,7 @@ def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[Piece]:
 
 
 def _all_or(place: Tensor, rows: int) -> Tensor | None:
-    """Return the places of rows in a shard of ``rows`` rows; None if they are all rows in order."""
+    """Return ``place``, or None if these places are all ``rows`` rows of a shard in order."""
     return None if len(place) == rows and torch.equal(place, torch.arange(rows)) else place
 
 
@@ -247,7 +249,7 @@ def _whole_or(place: Tensor, rows: int) -> Index | None:
 
 
 def _order(parts: Sequence[Tensor]) -> Index | None:
-    """Return the index that sorts the joined rows of several parts; None if there is only one part."""
+    """Return the index that sorts the joined rows of several parts, or None if there's only one part."""
     if len(parts) < 2:
         return None
     back: Index = torch.cat(list(parts)).argsort().numpy()

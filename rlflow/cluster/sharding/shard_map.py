@@ -1,4 +1,4 @@
-"""The driver's view of a column on workers: which shard has each row. It does not contain the values."""
+"""The driver's view of a column on workers: which shard has which row. It doesn't contain the values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NONE = torch.zeros(0, dtype=torch.int64)
 
 
 class WorkerId:
-    """A worker: rank ``rank`` of the pool ``pool``."""
+    """Identifies a worker: rank ``rank`` of the pool ``pool``."""
 
     __slots__ = ("pool", "rank")
 
@@ -40,7 +40,7 @@ class Shard:
     """Rows of some columns that a worker stores under a key.
 
     ``at``: the worker. ``release``: called with the worker and the key when the driver no longer uses the
-    shard. ``copies``: copies of its rows on other workers.
+    shard. ``copies``: copies of the rows on other workers.
     """
 
     __slots__ = ("__weakref__", "_release", "at", "copies", "key", "rows")
@@ -54,7 +54,7 @@ class Shard:
 
 
 class ShardCopy(NamedTuple):
-    """A copy of some rows and columns of a shard, on a worker that has read them from another worker."""
+    """A copy of some of a shard's rows and columns, on a worker that got them from another one."""
 
     shard: Shard
     names: frozenset[str]
@@ -63,9 +63,9 @@ class ShardCopy(NamedTuple):
     iteration: int  # workers forget the copy at the end of this iteration
 
     def rows(self, index: Tensor | None) -> Tensor | None:
-        """Return where rows of the copied shard are in this copy; None if some of the rows are missing.
+        """Return where rows of the copied shard are in this copy, or None if some of them are missing.
 
-        ``index``: the places of the rows in the copied shard; None: all rows.
+        ``index``: the places of the rows in the copied shard, or None for all rows.
         """
         places = self.where if index is None else self.where[index]
         return None if bool((places < 0).any()) else places
@@ -73,7 +73,7 @@ class ShardCopy(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ShardMap:
-    """For each row of a column, the shard that has the row and the row's place in the shard."""
+    """Maps each row of a column to the shard that has it, and to its place in that shard."""
 
     shards: tuple[Shard, ...]
     shard: Tensor  # int64 [rows]: the number of each row's shard
@@ -94,7 +94,7 @@ class ShardMap:
         return ShardMap(tuple(shards), *_places(tuple(split), rows), tuple(split), axis)
 
     def whole(self, rows: Tensor) -> int | None:
-        """Return the index of the shard that has exactly these rows in this order; None if no shard has."""
+        """Return the index of the shard with exactly these rows in this order, or None if there is none."""
         number = next(
             (number for number, shard_rows in enumerate(self.rows_by_shard) if shard_rows is rows), None
         )
@@ -106,11 +106,11 @@ class ShardMap:
         )
 
     def take(self, index: Tensor) -> ShardMap:
-        """Return the map for the rows with the indices ``index``."""
+        """Return the map for the rows at ``index``."""
         return ShardMap(self.shards, self.shard[index], self.place[index])
 
     def split(self, pool: str, ranks: int) -> list[Tensor] | None:
-        """For each rank of a pool, return the indices of its rows; None if some rows are not on the pool."""
+        """Return the row indices of each rank of a pool, or None if some rows aren't on the pool."""
         if any(shard.at.pool != pool for shard in self.shards):
             return None
         ranks_of = [shard.at.rank for shard in self.shards]
@@ -130,7 +130,7 @@ class ShardMap:
 
     @staticmethod
     def concat(layouts: Sequence[ShardMap]) -> ShardMap:
-        """Return one map for the rows of several maps, one map after another."""
+        """Join several maps into one, with their rows one after another."""
         shards = tuple(shard for layout in layouts for shard in layout.shards)
         starts = torch.tensor([0, *(len(layout.shards) for layout in layouts)]).cumsum(0).tolist()
         number = torch.cat([layout.shard + start for layout, start in zip(layouts, starts, strict=False)])
@@ -139,10 +139,10 @@ class ShardMap:
 
 @functools.lru_cache(maxsize=CACHED_SPLITS)
 def _places(split: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
-    """Return two tensors int64 [rows]: the index of each row's shard, and the row's place in the shard.
+    """Return the index of each row's shard, and each row's place in its shard, both int64 [rows].
 
-    ``split``: for each shard, the indices of its rows. Results are cached by the identity of the tensors in
-    ``split``, because consecutive stages use the same split.
+    ``split``: the row indices of each shard. Results are cached by the identity of these tensors, because
+    consecutive stages use the same split.
     """
     shard, place = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
     for number, rows_held in enumerate(split):
@@ -157,7 +157,7 @@ def _ascending(split: tuple[Tensor, ...]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class RemoteColumn(Data):
-    """A column on workers, with the interface of ``Data``. Its ``value`` is a ShardMap."""
+    """A column on workers that can be used like a ``Data``. Its ``value`` is a ShardMap."""
 
     name: str = ""  # name of the column in its shards
     size: int = 0  # bytes of the values on all workers
@@ -170,26 +170,26 @@ class RemoteColumn(Data):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the column's values on all workers together."""
+        """The size in bytes of the column's values, on all workers together."""
         return self.size
 
     def padded(self, axis: Axis) -> NoReturn:
-        """Raise TypeError, because the values are not in this process."""
+        """Raise TypeError, because the values aren't in this process."""
         raise TypeError(
             f"the values of column '{self.name}' are on workers: read them in a stage, or get them with Engine.fetch"
         )
 
     def take(self, index: Tensor, axis: Axis) -> RemoteColumn:
-        """Return the column for the rows with the indices ``index``. Values on workers do not move."""
+        """Return the column for the rows at ``index``. Values on workers don't move."""
         share = self.size * len(index) // max(len(self.layout), 1)
         lengths = self.lengths[index] if self.lengths is not None else None
         return replace(self, value=self.layout.take(index), lengths=lengths, size=share)
 
 
 def joined(batches: Sequence[Batch], axis: Axis | None = None) -> Batch:
-    """Join the rows of several batches with the same columns. Values on workers do not move.
+    """Join the rows of several batches that have the same columns. Values on workers don't move.
 
-    ``axis``: the row axis of the result; None: make it from the keys of the batches.
+    ``axis``: the row axis of the result. By default, it's made from the keys of the batches.
     """
     first = batches[0]
     if axis is None:
@@ -207,7 +207,7 @@ def _joined(pieces: Sequence[Data]) -> Data:
 
 
 def empty(kind: Kind) -> Data:
-    """Return a column of this kind without rows."""
+    """Return a column of this kind with no rows."""
     if kind.level is Level.TEXT:
         return Data(kind, ())
     value = torch.zeros(0, dtype=getattr(torch, kind.dtype or "float32"))
@@ -217,10 +217,10 @@ def empty(kind: Kind) -> Data:
 
 
 def row_tokens(columns: Mapping[str, Data], rows: int) -> Tensor:
-    """Return the weight of each row for balancing, int64 [rows]: its tokens plus the tokens of its prompt.
+    """Return each row's weight for balancing, int64 [rows]: its own tokens plus those of its prompt.
 
-    If there is no token column, the weights are the lengths of another ragged column. If there is no ragged
-    column, each weight is 1.
+    Without token columns, the weights are the lengths of some other ragged column. Without any ragged column,
+    every weight is 1.
     """
     present = [columns[name] for name in ("tokens", "prompt_tokens") if name in columns]
     token_counts = [data.lengths for data in present if data.lengths is not None]

@@ -1,4 +1,4 @@
-"""A worker's store of shards. It joins the batch of a call from stored shards and incoming rows."""
+"""A worker's store of shards, which also puts together the batch of a call from shards and incoming rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlflow.cluster.sharding.shard_map import empty
 
 
 class ShardStore:
-    """A worker's shards, by key. Several threads may use the store."""
+    """A worker's shards, by key. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self.mailbox = RowMailbox()
@@ -27,7 +27,7 @@ class ShardStore:
         self._lock = threading.Lock()
 
     def put(self, key: int, batch: Batch, iteration: int = 0) -> None:
-        """Store a batch as a shard under ``key``, until ``iteration`` ends."""
+        """Store a batch as a shard under ``key`` until ``iteration`` ends."""
         with self._lock:
             self._held[key], self._iterations[key] = batch, iteration
 
@@ -43,7 +43,7 @@ class ShardStore:
                 self._iterations.pop(key, None)
 
     def clear(self, iteration: int) -> None:
-        """Drop all shards that were stored for this iteration or earlier ones."""
+        """Drop all shards stored for this iteration or earlier ones."""
         with self._lock:
             for key in [key for key, for_one in self._iterations.items() if for_one <= iteration]:
                 self._held.pop(key, None)
@@ -56,29 +56,26 @@ class ShardStore:
     def slice(
         self, key: int, names: Sequence[str], rows: Index | None, shared: bool = False, iteration: int = 0
     ) -> RowMessage:
-        """Return rows of some columns of a shard as a message for another worker.
+        """Return rows of some of a shard's columns, as a message for another worker.
 
-        ``names``: the columns. ``rows``: row indices; None: all rows. ``shared``: whether the receiver can
-        read this process's shared memory. ``iteration``: the iteration that uses the rows.
+        ``names``: the columns. ``rows``: row indices, or None for all rows. ``shared``: whether the receiver
+        can read this process's shared memory. ``iteration``: the iteration that uses the rows.
         """
         which = None if rows is None else torch.tensor(rows)
         return self.mailbox.message(self._held[key].select(*names), which, shared=shared, iteration=iteration)
 
     def take(self, key: int, row_message: RowMessage, iteration: int) -> Batch:
-        """Store the rows in a message as a shard under ``key``, and return the shard.
-
-        The shard is stored until ``iteration`` ends.
-        """
+        """Store a message's rows as a shard under ``key`` until ``iteration`` ends. Return the shard."""
         [batch] = self.mailbox.opened([row_message])
         shard = owned(batch)
         self.put(key, shard, iteration)
         return shard
 
     def batch(self, inputs: Inputs, transfers: Sequence[RowMessage], iteration: int = 0) -> Batch:
-        """Return the batch of a call, joined from stored shards and from rows of other workers.
+        """Return a call's batch, joined from stored shards and rows of other workers.
 
         ``transfers``: the messages from other workers, in the order in which ``inputs`` uses them. If the
-        inputs ask for it, incoming rows are also stored, until ``iteration`` ends.
+        inputs ask for it, incoming rows are also stored until ``iteration`` ends.
         """
         axis = self._axis(inputs)
         columns: dict[str, Data] = {}
@@ -123,7 +120,7 @@ class ShardStore:
 def _borrowed(data: Data) -> Data:
     """Return a column with new tensor objects over the same memory, for use in one call.
 
-    Threads must not share torch tensors, because backends read tensor addresses, and this can move the
+    Threads must not share torch tensors, because backends read tensor addresses, and doing so can move the
     memory.
     """
     own = isinstance(data.value, torch.Tensor) and file_memory(data.value) is None

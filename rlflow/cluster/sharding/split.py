@@ -1,7 +1,7 @@
-"""Splits of a batch over ranks, computed from row lengths and groups only.
+"""Splits of a batch over ranks, computed only from row lengths and groups.
 
-A split is a list with an int64 tensor of row indices for each rank. Each row of the batch is in exactly one
-of the tensors. A unit is a single row or a complete group, and is never divided.
+A split is a list with one int64 tensor of row indices per rank. Each row of the batch is in exactly one of
+them. A unit is a single row or a whole group, and is never divided.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SLACK = 0.10  # largest imbalance at which a stage keeps the split of its input
 def units_of_rows(groups: Tensor | None, rows: int) -> list[Tensor]:
     """Return the units of a batch, each as a tensor of row indices.
 
-    ``groups``: the group of each row, int64 [rows], adjacent within a group; each group is one unit. None:
-    each row is one unit.
+    ``groups``: the group of each row, int64 [rows], where each group is one unit and its rows are adjacent.
+    If None, every row is a unit of its own.
     """
     if groups is None:
         return list(torch.split(torch.arange(rows), 1)) if rows else []
@@ -35,11 +35,11 @@ def units_of_rows(groups: Tensor | None, rows: int) -> list[Tensor]:
 
 
 def balanced(units: Sequence[Tensor], tokens: Tensor, ranks: int) -> list[Tensor]:
-    """Return a split of units over ranks with balanced numbers of tokens. Each rank's rows are ascending.
+    """Split units over ranks so that each rank gets about the same number of tokens.
 
-    ``tokens``: int64 [rows], the load of each row. In generated cases of up to 97 units on 8 ranks, the
-    fullest rank was at most 5 % above the best possible load. A rank may get no rows. The result is
-    deterministic, because the order of the units resolves ties.
+    ``tokens``: int64 [rows], the load of each row. The rows of each rank are ascending. A rank may get no
+    rows. In generated cases of up to 97 units on 8 ranks, the load of the fullest rank was at most 5 % above
+    the best possible. The result is deterministic, because ties are resolved by the order of the units.
     """
     if not units:
         return [torch.zeros(0, dtype=torch.int64) for _ in range(ranks)]
@@ -49,7 +49,7 @@ def balanced(units: Sequence[Tensor], tokens: Tensor, ranks: int) -> list[Tensor
 
 
 def _flat(units: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the rows of all units in one tensor, and for each row the index of its unit."""
+    """Return the rows of all units in one tensor, and the index of each row's unit."""
     return torch.cat(list(units)), torch.arange(len(units)).repeat_interleave(
         torch.tensor([len(unit) for unit in units])
     )
@@ -68,7 +68,7 @@ def loads(split: Sequence[Tensor], tokens: Tensor) -> list[int]:
 
 
 def off_balance(split: Sequence[Tensor], tokens: Tensor) -> float:
-    """Return how far the fullest rank is above the mean load, as a share of the mean.
+    """Return how far the load of the fullest rank is above the mean, as a fraction of the mean.
 
     Returns 0.0 if there are no tokens.
     """
@@ -79,10 +79,10 @@ def off_balance(split: Sequence[Tensor], tokens: Tensor) -> float:
 def keep_or_balance(
     split: list[Tensor], units: Sequence[Tensor], tokens: Tensor, slack: float = SLACK
 ) -> list[Tensor]:
-    """Return ``split`` if it is balanced enough, otherwise a new split from ``balanced``.
+    """Return ``split`` if it's balanced well enough, otherwise a new split from ``balanced``.
 
-    ``split`` is kept if it divides no unit and its fullest rank is at most ``slack`` above the mean, or not
-    above the fullest rank of the new split.
+    ``split`` is kept if it divides no unit and the load of its fullest rank is at most ``slack`` above the
+    mean, or no higher than in the new split.
     """
     whole = _holds_whole(split, units)
     if whole and off_balance(split, tokens) <= slack:
@@ -96,7 +96,7 @@ def keep_or_balance(
 
 
 def _holds_whole(split: Sequence[Tensor], units: Sequence[Tensor]) -> bool:
-    """Return whether all rows of each unit are adjacent and in order on the same rank."""
+    """Return whether the rows of each unit are all on one rank, adjacent and in order."""
     if not units:
         return True
     rows, unit = _flat(units)
@@ -115,9 +115,9 @@ def _holds_whole(split: Sequence[Tensor], units: Sequence[Tensor]) -> bool:
 
 
 def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
-    """Raise ValueError if a rank returned no rows, or a different number of rows than it got.
+    """Raise ValueError if a rank returned no rows, or not as many as it got.
 
-    ``split``: the rows that the ranks got. ``counts``: the number of rows that each rank returned.
+    ``split``: the rows that the ranks got. ``counts``: how many rows each rank returned.
     """
     if len(counts) != len(split):
         raise ValueError(f"found results of {len(counts)} ranks, expected {len(split)}")
@@ -134,8 +134,8 @@ def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
 
 
 def merge_order(split: Sequence[Tensor]) -> Tensor:
-    """Return the index that restores the order of rows after the ranks' results are joined, int64 [rows].
+    """Return the index that puts the joined results of the ranks back into row order, int64 [rows].
 
-    ``joined[merge_order(split)]`` has the rows in their original order.
+    That is, ``joined[merge_order(split)]`` has the rows in their original order.
     """
     return torch.cat([*split, torch.zeros(0, dtype=torch.int64)]).argsort()

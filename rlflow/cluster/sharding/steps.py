@@ -1,6 +1,6 @@
-"""Optimizer steps of an update on several ranks: which rows each rank uses in each step.
+"""Optimizer steps of an update on several ranks: which rows each rank uses in which step.
 
-The steps, and the rows of each step, do not depend on the number of ranks.
+Neither the steps nor the rows in each step depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ StepTotals = tuple[int, int] | tuple[int, int, tuple[tuple[int, int], ...]]
 
 @dataclass(frozen=True)
 class RankSteps:
-    """The rows that each rank uses in each optimizer step of one update."""
+    """The rows that each rank uses in each optimizer step of an update."""
 
     rows: list[Tensor]  # the rows of the batch that each rank needs, ascending
     # for each rank and step: the places among the rank's rows, and the totals of the full minibatch for
@@ -42,11 +42,11 @@ def rank_steps(
     minibatch: int | None = None,
     mean: Means = "tokens",
 ) -> RankSteps:
-    """Return the rows of each rank in each optimizer step. Each minibatch is split over ranks by tokens.
+    """Return each rank's rows in each optimizer step. Minibatches are split over the ranks by tokens.
 
-    ``facts``: int64 [rows, 4 or more]. Its columns are the cause that excludes the row from the update (0:
-    none), the number of unmasked tokens, the number of all tokens, the group, and for each of several losses
-    whether it uses the row. ``by_group``: whether the loss needs complete groups.
+    ``facts``: int64 [rows, 4 or more]. Its columns are: why the row is excluded from the update (0 if it
+    isn't), the number of unmasked tokens, the number of all tokens, the group and, if there are several
+    losses, whether each one uses the row. ``by_group``: whether the loss needs complete groups.
     """
     groups = numbered(facts[:, 3])
     bad = (with_groups(facts[:, 0], groups, WITH_GROUP) if by_group else facts[:, 0]) != 0
@@ -80,7 +80,7 @@ def _shared(units: object, tokens: Tensor, ranks: int) -> list[Tensor]:
 
 
 def numbered(values: Tensor) -> Tensor:
-    """Return the groups of rows as numbers 0, 1, 2, … in row order. Adjacent equal values are one group."""
+    """Number the groups of rows 0, 1, 2, … in row order. Adjacent rows with equal values form one group."""
     if not len(values):
         return values
     changes = torch.ones(len(values), dtype=torch.int64)

@@ -1,7 +1,7 @@
 """Tensor-parallel teams: which ranks of a call get which rows, and whose answers are used.
 
-A team is the set of tensor-parallel ranks that act as one data-parallel rank. The first rank of the team
-stores its rows and results. The other ranks get copies of the rows, and their results are dropped.
+A team is a set of tensor-parallel ranks that together act as one data-parallel rank. Its first rank stores
+its rows and results. The other ranks get copies of the rows, and their results are dropped.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ PLAIN = Parallel()
 
 
 def teams(split: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
-    """For each team, return the indices of its rows. ``split``: for each rank, the indices of its rows."""
+    """Return the row indices of each team. ``split``: the row indices of each rank."""
     if parallel.tensor == 1:
         return list(split)
     return [torch.cat([split[rank] for rank in team]).sort().values for team in parallel.teams(len(split))]
 
 
 def first_ranks(rows: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
-    """For each rank, return the indices of its rows, if only the first rank of each team stores rows.
+    """Return each rank's row indices when only the first rank of each team stores rows.
 
-    ``rows``: for each team, the indices of its rows.
+    ``rows``: the row indices of each team.
     """
     if parallel.tensor == 1:
         return list(rows)
@@ -38,15 +38,15 @@ def first_ranks(rows: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
 
 
 def used(split: Sequence[Tensor]) -> list[int]:
-    """Return the ranks that have rows; [0] if no rank has rows."""
+    """Return the ranks that have rows, or [0] if none does."""
     return [rank for rank, rows in enumerate(split) if len(rows)] or [0]
 
 
 def asked(split: Sequence[Tensor], parallel: Parallel) -> Mapping[int, Tensor]:
-    """Return rank → indices of its rows, for all ranks that take part in a call.
+    """Return rank → row indices for all ranks that take part in a call.
 
-    All ranks of a team get the rows of the team's first rank. If the parallelism is collective, teams without
-    rows take part too.
+    All ranks of a team get the rows of its first rank. If the parallelism is collective, teams without rows
+    take part too.
     """
     with_rows = set(used(split))
     groups = [ranks for ranks in parallel.teams(len(split)) if parallel.collective or ranks[0] in with_rows]
