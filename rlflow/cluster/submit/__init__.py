@@ -1,7 +1,7 @@
 """Documents that start a run elsewhere: for Slurm, SkyPilot, KubeRay or Ray's job server.
 
-This package collects what a run needs from a cluster, and writes it in one of the four forms. The run's
-services become separate tasks or containers, or the run starts them itself. Secrets are not written; the
-documents only refer to them. The package starts nothing and contacts no cluster. Use the commands of Slurm,
-SkyPilot, Kubernetes or Ray to start the run.
+This package works out what a run needs from a cluster, and writes it in one of the four forms. The run's
+services become separate tasks or containers, or the run starts them itself. The documents never contain
+secrets, only references to them. Nothing is started here and no cluster is contacted; start the run with the
+commands of Slurm, SkyPilot, Kubernetes or Ray.
 """

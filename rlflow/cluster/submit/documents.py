@@ -1,4 +1,4 @@
-"""YAML documents in a readable form, with multi-line strings as blocks and keys in their given order."""
+"""Readable YAML documents: multi-line strings are written as blocks, and keys keep their order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Dumper.add_representer(str, _text)
 
 
 def joined(comments: Iterable[str], documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return several YAML documents as one text that begins with the comments."""
+    """Join several YAML documents into one text that starts with the comments."""
     texts = (
         yaml.dump(document, Dumper=Dumper, sort_keys=False, width=140, allow_unicode=True)
         for document in documents

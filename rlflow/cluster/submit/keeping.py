@@ -1,6 +1,6 @@
-"""Storage for the folder of a run that is started elsewhere, so that the folder outlives the machines.
+"""Where to keep the folder of a run that is started elsewhere, so that it outlives the machines.
 
-The storage is a bucket, a Kubernetes volume claim, or a path.
+This can be a bucket, a Kubernetes volume claim, or a path.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ SUPPORTED = {
 
 @dataclass(frozen=True)
 class Keep:
-    """The storage in which a run's folder is kept."""
+    """The storage that keeps a run's folder."""
 
     kind: Literal["bucket", "claim", "path"]
     name: str  # URL of the bucket, name of the claim, or the path
 
     @property
     def out(self) -> str:
-        """The folder that contains the run's folder, on the run's machines."""
+        """The folder on the run's machines that contains the run's folder."""
         return self.name if self.kind == "path" else MOUNT
 
 
 def keep_of(text: str, form: str) -> Keep:
-    """Parse the value of --job.keep. ``form``: the form of the printed document, a key of TAKEN.
+    """Parse the value of --job.keep. ``form``: the form of the printed document, a key of SUPPORTED.
 
-    Raises PlanError if the text names no storage, or a kind of storage that the form does not support.
+    Raises PlanError if the text doesn't name any storage, or names a kind that the form doesn't support.
     """
     kinds: tuple[tuple[Literal["bucket", "claim", "path"], re.Pattern[str]], ...] = (
         ("bucket", BUCKET),
@@ -66,10 +66,10 @@ def keep_of(text: str, form: str) -> Keep:
 
 
 def warning(form: str, keep: Keep | None, out: str) -> list[str]:
-    """Return a list with a warning if the run's folder would be lost with its machines; otherwise [].
+    """Return a list with a warning if the run's folder would be lost with its machines, otherwise [].
 
-    ``out``: the value of the run's --out. An absolute path counts as persistent, except in a pod. So does the
-    folder in which a Slurm job is submitted.
+    ``out``: the value of the run's --out. An absolute path counts as persistent, except in a pod, and so does
+    the folder from which a Slurm job is submitted.
     """
     if keep is not None or form == "slurm" or (out.startswith("/") and form != "kuberay"):
         return []

@@ -1,7 +1,7 @@
-"""A RayJob of KubeRay: the run on a Ray cluster that is made for this run and ends with it.
+"""A RayJob of KubeRay: the run on a Ray cluster that is created for it and ends with it.
 
-Services are containers in the pod of Ray's head, so they end with the cluster. Each service also gets a
-Kubernetes Service, whose name all pods can use.
+Services are containers in the pod of Ray's head, so they end with the cluster. Each also gets a Kubernetes
+Service, under whose name all pods can reach it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RETRIES = 3  # restarts of a job with kept storage after the loss of its head; e
 
 
 def ray_job(target: LaunchTarget) -> str:
-    """Return the RayJob and its other documents as YAML, for ``kubectl create``.
+    """Return the RayJob and the documents that go with it as YAML, for ``kubectl create``.
 
     Raises PlanError if no container image is given.
     """
@@ -49,20 +49,20 @@ def ray_job(target: LaunchTarget) -> str:
 
 
 def secret_of(target: LaunchTarget) -> str:
-    """Return the name of the Kubernetes secret that has the run's secrets."""
+    """Return the name of the Kubernetes secret that contains the run's secrets."""
     return f"{target.name}-secrets"
 
 
 def key_of(variable: str) -> str:
     """Return the key of an environment variable in the run's Kubernetes secret.
 
-    The key is the variable's name, except for Ray's token, which KubeRay reads under a different name.
+    The key is the variable's name, except for Ray's token, which KubeRay expects under a different name.
     """
     return "auth_token" if variable == TOKEN else variable
 
 
 def _file(target: LaunchTarget) -> list[dict[str, Any]]:
-    """Return a ConfigMap with the algorithm's file; an empty list for an included algorithm."""
+    """Return a ConfigMap with the algorithm's file, or an empty list for an included algorithm."""
     path = Path(target.file.partition("::")[0])
     if not path.is_file():
         return []
@@ -127,7 +127,7 @@ def _pod(target: LaunchTarget, urls: dict[str, str], head: bool) -> dict[str, An
 
 
 def _kept(target: LaunchTarget) -> list[dict[str, Any]]:
-    """Return the volume in which the run's folder is kept."""
+    """Return the volume that keeps the run's folder."""
     if target.keep is None:
         return []
     path = {"hostPath": {"path": target.keep.name, "type": "DirectoryOrCreate"}}
@@ -174,16 +174,15 @@ def _container(target: LaunchTarget, service: Service, port: int, urls: dict[str
 
 
 def literal(text: str) -> str:
-    """Return a string escaped so that Kubernetes passes it to a container unchanged.
+    """Escape a string so that Kubernetes passes it to a container unchanged.
 
-    Without the escape, Kubernetes would replace ``$(NAME)`` with the value of a variable, which may be a
-    secret.
+    Kubernetes would otherwise replace ``$(NAME)`` with the value of a variable, which may be a secret.
     """
     return text.replace("$(", "$$(")
 
 
 def _named(target: LaunchTarget, service: Service, port: int) -> dict[str, Any]:
-    """Return the Kubernetes Service that gives a name to a service in the pod of Ray's head."""
+    """Return the Kubernetes Service that gives a name to one of the services in the pod of Ray's head."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

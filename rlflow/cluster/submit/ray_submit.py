@@ -9,7 +9,7 @@ from rlflow.cluster.submit.target import SERVE_TOKEN, TOKEN, LaunchTarget
 
 
 def submission(target: LaunchTarget) -> str:
-    """Return the shell command that submits the run. The shell inserts the values of secrets.
+    """Return the shell command that submits the run. The shell fills in the values of secrets.
 
     The run starts its services itself, on the machine of Ray's head.
     """
@@ -43,9 +43,9 @@ def submission(target: LaunchTarget) -> str:
 
 
 def _environment(secrets: list[str]) -> list[str]:
-    """Return the shell option that sets the job's environment variables with secrets.
+    """Return the shell option that passes secrets to the job as environment variables.
 
-    The option names only the variables. It runs a Python command that writes their values as JSON.
+    The option contains only their names. It runs a Python command that writes their values as JSON.
     """
     if not secrets:
         return []
@@ -57,5 +57,5 @@ def _environment(secrets: list[str]) -> list[str]:
 
 
 def _joins(target: LaunchTarget) -> bool:
-    """Return whether the run's command already joins the Ray cluster, or needs no Ray."""
+    """Return whether the run's command already joins the Ray cluster, or doesn't need Ray."""
     return target.apart or "ray_address" in target.flags or not target.on_ray

@@ -1,6 +1,6 @@
-"""A SkyPilot job group: the run is the primary task. Other tasks are its further machines and services.
+"""A SkyPilot job group. The run is the primary task; its other machines and its services are further tasks.
 
-The other tasks end after the primary task. SkyPilot makes each task reachable as the host
+These end after the primary task. SkyPilot makes each task reachable as the host
 ``NAME-0.${SKYPILOT_JOBGROUP_NAME}``.
 """
 
@@ -25,7 +25,7 @@ SETUP = "pip install 'rlflow-dag[{extras}]'"
 def job_group(target: LaunchTarget) -> str:
     """Return the job group as YAML, for ``sky jobs launch``.
 
-    Raises PlanError if a service needs GPUs but the kind of GPU is not named.
+    Raises PlanError if a service needs GPUs but the kind of GPU isn't given.
     """
     _check_gpus(target)
     urls = {service.name: f"http://{task_of(service)}-0.{GROUP}:{port}" for service, port in target.own}
@@ -105,7 +105,7 @@ def _main(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
 def _within(condition: str, failure: str) -> list[str]:
     """Return shell lines that repeat ``condition`` until it succeeds.
 
-    After JOIN_SECONDS, the lines print ``failure`` and exit with status 1.
+    After JOIN_SECONDS, they print ``failure`` and exit with status 1.
     """
     return [
         f"until {condition}; do",
@@ -121,7 +121,7 @@ def _within(condition: str, failure: str) -> list[str]:
 def _ray_waits(target: LaunchTarget) -> list[str]:
     """Return shell lines that wait until all machines have joined the Ray cluster.
 
-    Without the wait, the run may find too few machines and be refused.
+    Otherwise, the run may find too few machines and refuse to start.
     """
     code = (
         f'import ray; ray.init(address="{RAY_HERE}"); print(len([n for n in ray.nodes() if '
@@ -173,8 +173,8 @@ def _service(target: LaunchTarget, service: Service, port: int, urls: dict[str, 
 def command(service: Service, port: int, urls: dict[str, str]) -> str:
     """Return the shell command that starts a service in its task.
 
-    `rlflow serve` listens on all addresses of its machine, because other machines call it. Its token protects
-    it.
+    `rlflow serve` listens on all addresses of its machine, because other machines call it. It's protected by
+    its token.
     """
     words = service.command(port, urls)
     serving = words[:2] == ["rlflow", "serve"] and "--host" not in words

@@ -1,6 +1,6 @@
-"""A batch script for Slurm. It runs the run on the job's first node; the other nodes join the run's Ray.
+"""A batch script for Slurm. The run is on the job's first node, and the other nodes join its Ray cluster.
 
-The script saves and requeues the job before its time limit, and a requeued job continues its run.
+Before its time limit, the script saves and requeues the job, which then continues the run.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ done
 def batch_script(target: LaunchTarget) -> str:
     """Return the script as text, for ``sbatch``.
 
-    Raises PlanError for settings that a Slurm job cannot have.
+    Raises PlanError for settings that a Slurm job can't have.
     """
     _check(target)
     head = ["#!/bin/bash", "# sbatch FILE, where FILE contains this text", *_directives(target)]
@@ -92,9 +92,9 @@ def _directives(target: LaunchTarget) -> list[str]:
 
 
 def _command(target: LaunchTarget) -> str:
-    """Return the command of the run.
+    """Return the run's command.
 
-    Its name is the same after a requeue, and different for each job and seed.
+    The run's name stays the same after a requeue, and differs between jobs and seeds.
     """
     flags, given = dict(target.flags), target.flags.get("name")
     name = quoted(str(given or target.name)) + ("" if given else '-"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"')
@@ -106,12 +106,12 @@ def _command(target: LaunchTarget) -> str:
 
 
 def _secrets(target: LaunchTarget) -> list[str]:
-    """Return the variables that the user must set. The script itself makes the token of its Ray."""
+    """Return the variables that the user must set. Normally, the script creates Ray's token itself."""
     return [name for name in target.secrets if name != TOKEN or name in target.settings.secret]
 
 
 def _ray(target: LaunchTarget) -> str:
-    """Return lines that start Ray on all nodes of the job, and wait until all nodes have joined."""
+    """Return lines that start Ray on all of the job's nodes, and wait until they have joined."""
     start = 'ray start --num-cpus="$SLURM_CPUS_ON_NODE" --disable-usage-stats'
     return RAY_STARTED.format(
         token=TOKEN,
@@ -127,7 +127,7 @@ def _ray(target: LaunchTarget) -> str:
 
 
 def _check(target: LaunchTarget) -> None:
-    """Raise PlanError for a time limit or seeds that Slurm cannot read, for two seeds, and for an image."""
+    """Raise PlanError if the seed is set twice, if there is an image, or if Slurm can't read a setting."""
     settings = target.settings
     checks = (
         (settings.time, TIME, "time", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS", "1-12"),

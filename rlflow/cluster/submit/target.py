@@ -59,7 +59,7 @@ class JobSettings:
 
 @dataclass(frozen=True)
 class LaunchTarget:
-    """A run that is started elsewhere, with its machines, services and secrets."""
+    """A run to be started elsewhere, with its machines, services and secrets."""
 
     name: str
     file: str  # the algorithm's file as the user typed it, or a shipped algorithm's name
@@ -72,7 +72,7 @@ class LaunchTarget:
 
     @property
     def accelerators(self) -> tuple[str, int]:
-        """Name and number of the accelerators of each machine."""
+        """The name and number of accelerators of each machine."""
         name, _, count = (self.settings.accelerators or "").partition(":")
         return name, int(count or 1) if name else 0
 
@@ -88,7 +88,7 @@ class LaunchTarget:
 
     @property
     def own(self) -> list[tuple[Service, int]]:
-        """The services that are started together with the run. Each has a port."""
+        """The services to start together with the run. Each has a port."""
         return [
             (service, FIRST_PORT + number)
             for number, service in enumerate(each for each in self.services if not each.external)
@@ -102,13 +102,13 @@ class LaunchTarget:
         ray: str = RAY_HERE,
         name: str | None = None,
     ) -> str:
-        """Return the shell command of the run.
+        """Return the shell command that starts the run.
 
-        ``urls``: service → its URL, which may contain variables that the shell expands. The run waits for
-        these services and does not start them. ``file``: path of the algorithm; None: the path that the user
-        typed. ``started``: whether the run itself starts its services. ``ray``: the address of the Ray
-        cluster that several machines join, quoted for a shell. ``name``: the run's name, quoted for a shell;
-        None: the name of the launch, and only if the run has storage.
+        ``urls``: service → its URL, which may contain variables for the shell to expand. The run waits for
+        these services instead of starting them. ``file``: the algorithm's path, by default as the user typed
+        it. ``started``: whether the run starts its services itself. ``ray``: the address of the Ray cluster
+        that several machines join, quoted for a shell. ``name``: the run's name, quoted for a shell. By
+        default, it's the name of the launch if the run has storage; otherwise, there is none.
         """
         known = {service.name: service.run for service in self.services if service.external} | dict(urls)
         values = {flag: value if started else in_place(value, known) for flag, value in self.flags.items()}
@@ -130,7 +130,7 @@ class LaunchTarget:
 
 
 def _words(flag: str, value: Any) -> list[str]:
-    """Return a flag with its value as words of a shell command."""
+    """Return a flag and its value as words of a shell command."""
     text = _text(value)
     if flag in SWITCHES:
         return [f"--{flag}"] if value is True else []
@@ -174,12 +174,12 @@ def _text(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a word quoted for a shell. The shell then expands only GROUP in it."""
+    """Quote a word for a shell, so that nothing in it is expanded except GROUP."""
     return f'"{GROUP}"'.join(shlex.quote(part) if part else "" for part in text.split(GROUP)) or "''"
 
 
 def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, LaunchTarget]:
-    """Return the document's form, and the run to start, from the flags of `rlflow job`.
+    """From the flags of `rlflow job`, return the document's form and the run to start.
 
     Raises PlanError if the form or the machines are missing. Also raises PlanError if a flag contains a
     secret, because the printed document may be shared.
@@ -235,10 +235,9 @@ def _several(value: Any) -> tuple[str, ...]:
 
 
 def _secrets(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the environment variables with secrets that the run needs.
+    """Return the names of the environment variables that hold the secrets the run needs.
 
-    These are the variables that the user names, the trackers' variables, and the tokens of Ray and of
-    services.
+    These are the variables named by the user, those of the trackers, and the tokens of Ray and of services.
     """
     trackers = [name for tracker in _several(flags.get("track", ())) for name in TRACKERS.get(tracker, ())]
     serving = (
@@ -252,7 +251,7 @@ def _secrets(settings: JobSettings, services: Sequence[Service], flags: Mapping[
 
 
 def _check_text(values: Mapping[str, Any]) -> None:
-    """Raise PlanError if a flag's text cannot be part of a command line (NUL, or not UTF-8)."""
+    """Raise PlanError if a flag's text can't be part of a command line (NUL, or not UTF-8)."""
     for flag, value in values.items():
         for text in (flag, *map(_text, value if isinstance(value, list | tuple) else [value])):
             if "\0" in text or text != text.encode(errors="replace").decode():
@@ -266,7 +265,7 @@ def _check_text(values: Mapping[str, Any]) -> None:
 
 
 def _check(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> None:
-    """Raise PlanError if a flag contains a secret, or if the run cannot use the machines."""
+    """Raise PlanError if a flag contains a secret, or if the run can't use the machines."""
     texts = {flag: str(value) for flag, value in flags.items()} | {
         f"service.{service.name}": service.run for service in services
     }
