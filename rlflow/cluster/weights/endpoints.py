@@ -1,7 +1,7 @@
 """The two ends of a weight transfer between pools: senders pack weights, and receivers unpack them.
 
 The driver (`rlflow.cluster.weights.transfer`) calls the steps of each end. First, every rank makes an offer,
-which describes its weights. From all offers, every rank computes the same plan. In the plan, senders are
+which describes its weights. From all the offers, every rank computes the same plan, in which senders are
 numbered before receivers.
 """
 
@@ -33,7 +33,7 @@ Shards = dict[str, TensorShard]  # tensor → its part on one rank
 
 @dataclass(frozen=True)
 class Offer:
-    """The weights that a rank has or needs, and the rank's machine and device."""
+    """The weights that a rank has or needs, with its machine and device."""
 
     shards: Shards  # parts that a sender has, or that a receiver needs
     machine: str
@@ -50,7 +50,7 @@ class Message:
 
 
 def layouts(senders: Sequence[Shards], receivers: Sequence[Shards]) -> tuple[WeightLayout, WeightLayout]:
-    """Return the layouts of the senders' weights and of the receivers' weights over all ranks.
+    """Return the layouts over all ranks of the senders' weights and of the receivers' weights.
 
     ``senders``, ``receivers``: the parts of tensors on each rank. Senders are numbered before receivers.
     """
@@ -59,14 +59,14 @@ def layouts(senders: Sequence[Shards], receivers: Sequence[Shards]) -> tuple[Wei
 
 @dataclass(frozen=True)
 class Offers:
-    """The offers of all ranks of both pools. They determine the plan."""
+    """The offers of all ranks of both pools, which determine the plan."""
 
     senders: list[Offer]
     receivers: list[Offer]
     bucket: int = BUCKET  # bytes of a bucket
 
     def plan(self) -> TransferPlan:
-        """Return the transfer plan that these offers determine. It is the same on all ranks."""
+        """Return the transfer plan that follows from these offers. It's the same on all ranks."""
         machines = [offer.machine for offer in (*self.senders, *self.receivers)]
         source, target = layouts(
             [offer.shards for offer in self.senders], [offer.shards for offer in self.receivers]
@@ -85,16 +85,16 @@ class Sender:
     def begin(self) -> Offer | None:
         """Return this rank's offer: the weights that the trainer has here.
 
-        Returns None if a plan cannot move the weights. For example, adapters must first be merged.
+        Returns None if a plan can't move the weights, for example because adapters must be merged first.
         """
         pieces = self.trainer.pieces() if isinstance(self.trainer, ShowsPieces) else None
         return None if pieces is None else Offer(held(pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, run: str | None) -> SharedFile | None:
-        """Store the plan of the transfer and the buffers for packed weights in this object.
+        """Store the transfer plan, and set up the buffers for packed weights.
 
-        If ``run`` is given, the buffers are in shared memory with this name, and its file is returned. If
-        ``run`` is None, the buffers are in this process's memory, and None is returned.
+        If ``run`` is given, the buffers are in shared memory with this name, and its file is returned.
+        Otherwise, they are in this process's memory, and None is returned.
         """
         pieces = self.trainer.pieces()
         transport = Parcels() if run is None else Mailbox(run)
@@ -107,7 +107,7 @@ class Sender:
     def hide(self) -> None:
         """Unlink the shared memory, so that no other process can open it.
 
-        Call this after all receivers have opened it.
+        Call this once all receivers have opened it.
         """
         if self.resharder is not None and isinstance(self.resharder.transport, Mailbox):
             self.resharder.transport.hide()
@@ -115,7 +115,7 @@ class Sender:
     def pack(self, index: int, version: int, lasting: bool) -> list[Any]:
         """Pack bucket ``index``. Return a list of ``version`` and the bucket's messages, one per recipient.
 
-        ``lasting``: whether the messages must stay valid after the next bucket is packed.
+        ``lasting``: whether the messages must remain valid after the next bucket is packed.
         """
         assert self.resharder is not None
         if index == 0:
@@ -127,7 +127,7 @@ class Sender:
         return [version, *(Message(version, message.numpy()) for message in packed)]
 
     def _relocate(self) -> None:
-        """Find the trainer's weights again, because they may have moved to other tensors."""
+        """Look up the trainer's weights again, because they may have moved to other tensors."""
         assert self.resharder is not None
         pieces = self.trainer.pieces()
         if (at := storages(pieces)) != self._at:
@@ -135,7 +135,7 @@ class Sender:
             self._at = at
 
     def terms(self) -> NDArray[np.int64]:
-        """Return this rank's part of the weights' digests, int64 [boxes of the plan]."""
+        """Return this rank's part of the digests of the weights, int64 [boxes of the plan]."""
         assert self.resharder is not None
         return self.resharder.verifier.terms().numpy()
 
@@ -155,17 +155,14 @@ class Receiver:
         self.files: list[torch.Tensor | None] = []
 
     def begin(self) -> bool:
-        """Return whether the generator gives access to the memory of its weights.
-
-        A transfer plan needs this access.
-        """
+        """Return whether the generator gives access to its weights' memory, as a transfer plan requires."""
         return isinstance(self.generator, ShowsDestinations)
 
     def offer(self, senders: list[Offer]) -> Offer:
         """Return this rank's offer: the weights that the generator needs here.
 
-        This may overwrite the weights with test patterns. A full transfer must follow before the generator
-        samples.
+        This may overwrite the weights with test patterns, so there must be a full transfer before the
+        generator samples.
         """
         self.destinations = self.generator.destinations(
             layouts([offer.shards for offer in senders], [])[0].tensors
@@ -173,9 +170,9 @@ class Receiver:
         return Offer(held(self.destinations.pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, places: list[SharedFile | None]) -> None:
-        """Store the plan of the transfer and the buffers for received weights in this object; return nothing.
+        """Store the transfer plan, and set up the buffers for received weights.
 
-        ``places``: for each sender, its shared memory; None if the sender has none.
+        ``places``: the shared memory of each sender, or None for a sender that has none.
         """
         self.resharder = Resharder(
             offers.plan(), rank, {}, self.destinations.pieces, cast("Transport", Parcels()), buffers=1
@@ -183,7 +180,7 @@ class Receiver:
         self.files = [None if place is None else place.opened() for place in places]
 
     def take(self, index: int, senders: list[int], *messages: Message) -> None:
-        """Unpack the messages of bucket ``index``. ``senders``: the sender of each message."""
+        """Unpack the messages of bucket ``index``. ``senders``: who sent each message."""
         raw = {
             sender: self._bytes(sender, message.raw)
             for sender, message in zip(senders, messages, strict=True)
@@ -202,9 +199,10 @@ class Receiver:
     def finish(self, version: int, *terms: NDArray[np.int64]) -> dict[str, float]:
         """End a transfer, and return its metrics.
 
-        The metrics are ``inbound``, the bytes that this rank received, and ``bound``, the fewest bytes that
-        any plan could move to it. ``terms``: the senders' parts of the digests; empty if digests are not
-        compared. Raises TransferError if the received weights differ from the plan or from the sent weights.
+        The metrics are ``inbound``, the bytes that this rank received, and ``bound``, the fewest bytes with
+        which any plan could have done it. ``terms``: the senders' parts of the digests, or nothing if digests
+        aren't compared. Raises TransferError if the received weights don't match the plan or the weights that
+        were sent.
         """
         received, versions, self.received, self.versions = self.received, self.versions, 0, {}
         if wrong := {sender: other for sender, other in versions.items() if other != version}:
@@ -222,7 +220,7 @@ class Receiver:
         }
 
     def close(self) -> None:
-        """Close the shared memory of the senders."""
+        """Close the senders' shared memory."""
         self.files = []
 
 
@@ -230,5 +228,5 @@ End = Sender | Receiver
 
 
 def end_of(model: Model, device: str) -> End:
-    """Return a new end of a transfer: a Sender if the model has a trainer here, otherwise a Receiver."""
+    """Create an end of a transfer: a Sender if the model has a trainer here, otherwise a Receiver."""
     return Sender(model, device) if model.trainer is not None else Receiver(model, device)

@@ -1,8 +1,9 @@
 """Planned weight transfer from a trainer to a generator on the same ranks, from memory to memory.
 
-The plan is made at the first transfer, from the tensors of trainers and generators on all ranks. All ranks
-take part in each transfer. A plan cannot move adapters, which must be merged first, or weights of a generator
-that gives no access to its memory. Such weights are sent as full tensors, one after another.
+The plan is made at the first transfer, from the tensors of the trainers and generators on all ranks. All
+ranks take part in each transfer. A plan can't move adapters, which must be merged first, or the weights of a
+generator that doesn't give access to its memory. In these cases, weights are sent as full tensors, one after
+another.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ How = Literal["auto", "segment", "alltoall", "gather"]
 
 
 def movable(model: Model, how: How) -> bool:
-    """Return whether a plan can move the weights of this model. The result is the same on all ranks.
+    """Return whether a plan can move this model's weights. The result is the same on all ranks.
 
     ``how``: the value of --weights.
     """
@@ -43,7 +44,7 @@ class SameRankTransfer:
     """Moves one role's weights from trainer to generator on the ranks of torch's default process group.
 
     ``how``: the value of --weights. ``run``: a name that is the same on all ranks and unique to this run and
-    role. ``verify_every``: digests of the weights are compared at every n-th transfer; 0: never.
+    role. ``verify_every``: compare digests of the weights at every n-th transfer, or never if 0.
     """
 
     def __init__(self, model: Model, how: How, run: str, device: str, verify_every: int) -> None:
@@ -82,12 +83,12 @@ class SameRankTransfer:
         return first_that_opens(bind_with, ways(self.how, self.device, one_machine))
 
     def __call__(self, version: int) -> dict[str, Any]:
-        """Move the trainer's weights of this version to the generator, and return metrics.
+        """Move this version of the trainer's weights to the generator, and return metrics.
 
-        The metrics are ``inbound``, the bytes received from other ranks; ``bound``, the fewest bytes that any
-        plan could move; ``extra``, the maximum number of bytes that the transfer needs on a rank in addition
-        to the model; and ``transport``, the name of the transport. Raises TransferError if the weights differ
-        from the plan.
+        The metrics are ``inbound``, the bytes received from other ranks; ``bound``, the fewest bytes with
+        which any plan could have done it; ``extra``, the most bytes that the transfer needs on any rank on
+        top of the model; and ``transport``, the name of the transport. Raises TransferError if the weights
+        don't match the plan.
         """
         # the weights are in other tensors now; the result is the same on all ranks
         if storages(self.trainer.pieces()) != self._at:
@@ -111,10 +112,9 @@ class SameRankTransfer:
 
 
 def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
-    """Return the names of transports that can be tried between the ranks of a pool, first choice first.
+    """Return the names of the transports to try between the ranks of a pool, in order of preference.
 
-    On one machine, the first choice is shared memory: memory of the GPUs if the weights are on GPUs,
-    otherwise memory of the host.
+    On one machine, shared memory comes first: GPU memory if the weights are on GPUs, otherwise host memory.
     """
     if how == "segment":
         return ("segment",) if device == "cpu" else ("handles",)
@@ -124,10 +124,10 @@ def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
 
 
 def first_that_opens(bind_with: Callable[[str], Resharder], ways: tuple[str, ...]) -> Resharder:
-    """Call ``bind_with`` for each transport until one works, and return its result.
+    """Call ``bind_with`` for one transport after another until one works, and return its result.
 
-    Raises PlanError if none works. A transport fails, for example, if processes cannot share the memory of
-    their GPUs. All ranks detect a failure together.
+    Raises PlanError if none works. A transport fails, for example, if processes can't share their GPUs'
+    memory. A failure is noticed by all ranks together.
     """
     *choices, last = ways
     for way in choices:
@@ -140,13 +140,13 @@ def first_that_opens(bind_with: Callable[[str], Resharder], ways: tuple[str, ...
 
 
 def _joined(pieces: Mapping[str, TensorViews]) -> WeightLayout:
-    """Return the layout of the tensors over all ranks, from each rank's own pieces."""
+    """Return the layout of the tensors over all ranks, given each rank's own pieces."""
     by_rank: list[dict[str, TensorShard]] = exchange(held(pieces), HELD)
     return join(by_rank)
 
 
 def _nodes() -> list[int]:
-    """For each rank, return a number that identifies its machine."""
+    """Return a number for each rank that identifies its machine."""
     names = exchange(machine(), TEXT)
     return [names.index(name) for name in names]
 
@@ -154,7 +154,7 @@ def _nodes() -> list[int]:
 def storages(pieces: Mapping[str, TensorViews]) -> list[int]:
     """Return the identities of the storages of all pieces.
 
-    An identity stays the same if weights are offloaded and loaded again at another address. Addresses are not
-    used, because they may change on one rank only.
+    A storage keeps its identity when weights are offloaded and come back at a different address. Addresses
+    themselves won't do, because they may change on one rank only.
     """
     return [torch_private.storage_key(piece.view) for views in pieces.values() for piece in views.pieces]

@@ -1,4 +1,4 @@
-"""The driver's handle of a model on pools: its trainer, its generator, versions, and weight transfers."""
+"""The driver's handle of a model on pools: its trainer, generator, versions, and weight transfers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOVE_SECONDS = 1800.0  # time limit to move weights or state between pools
 
 @dataclass(frozen=True)
 class Frozen:
-    """Weights of one version that were copied from the trainer, to sample with them later."""
+    """One version of the weights, copied from the trainer so that rows can be sampled with it later."""
 
     version: int  # number of updates that the weights have had
     weights: Any  # a TransferResult, or a reference to full tensors
@@ -27,7 +27,7 @@ class Frozen:
 
 @dataclass
 class RemoteTrainer:
-    """The driver's handle of a role's trainer on a pool. The answers come from rank 0."""
+    """The driver's handle of a role's trainer on a pool. Rank 0 gives the answers."""
 
     role: str
     pool: Pool[Worker]
@@ -35,9 +35,9 @@ class RemoteTrainer:
     collective: bool = False
 
     def begin(self, method: str, *args: Any, answers: int = 1) -> Any:
-        """Start a method of the workers for this role, and return a reference to rank 0's answer.
+        """Start one of the workers' methods for this role, and return a reference to rank 0's answer.
 
-        If ``answers`` is above 1, the method returns this many values, and a list of references is returned.
+        If ``answers`` is above 1, the method returns that many values, and you get a list of references.
         """
         ranks = range(len(self.pool)) if self.collective else (0,)
         sent = [
@@ -55,12 +55,12 @@ class RemoteTrainer:
         return unpack_tensors(self._answer("state"))
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the trainer to a state that the method ``state`` returned."""
+        """Restore the trainer to a state returned by ``state``."""
         kept = self.pool.transport.keep(pack_tensors(state))
         self.pool.call(Worker.restore, self.role, kept, seconds=MOVE_SECONDS, group="model").result()
 
     def resize_passes(self, tokens: int) -> int:
-        """Set the maximum number of tokens per forward pass of each rank. Return the previous maximum."""
+        """Set the maximum number of tokens per forward pass on each rank, and return the previous maximum."""
         return self.pool.call(
             Worker.resize_passes, self.role, tokens, seconds=MOVE_SECONDS, group="model"
         ).result()[0]
@@ -87,10 +87,10 @@ class RemoteModel:
         self._receiving = threading.Lock()  # a generator receives one set of weights at a time
 
     def frozen(self) -> Frozen | None:
-        """Copy the trainer's current weights, to sample with them later.
+        """Copy the trainer's current weights, for sampling with them later.
 
-        Returns None if trainer and generator are on the same pool, because such a generator can only use the
-        newest weights. Make the first call while nothing is being sampled.
+        Returns None if trainer and generator are on the same pool, because then the generator can only use
+        the newest weights. The first call must be made while nothing is being sampled.
         """
         if self.trainer is None or self._together:
             return None
@@ -104,7 +104,7 @@ class RemoteModel:
         return self.trainer is None or self.generator is None or self.generator is self.trainer.pool
 
     def _planned(self, seconds: float) -> bool:
-        """Return whether a plan moves the weights between the two pools. Make the plan if needed."""
+        """Return whether a plan moves the weights between the two pools, making the plan if needed."""
         if self.transfer is None:
             return False
         if not self.transfer.bound and self.transfer.bind(seconds):
@@ -112,7 +112,7 @@ class RemoteModel:
         return self.transfer.route is not None
 
     def use(self, frozen: Frozen, seconds: float) -> None:
-        """Move the weights in ``frozen`` to the generator, within ``seconds``."""
+        """Move the weights in ``frozen`` to the generator within ``seconds``."""
         with self._receiving:
             if self.generator is None or self.sampled_version == frozen.version:
                 return
@@ -128,7 +128,7 @@ class RemoteModel:
             self.sampled_version = frozen.version
 
     def synchronise(self, seconds: float = MOVE_SECONDS) -> None:
-        """Move the trainer's weights to the generator if they are newer than the generator's."""
+        """If the trainer's weights are newer than the generator's, move them to the generator."""
         if self.generator is None or self.trainer is None or self.sampled_version == self.version:
             return
         if self._together:
@@ -158,7 +158,7 @@ class RemoteModel:
             self.sampled_version = self.version
 
     def restored(self, version: int) -> None:
-        """Note that the trainer was restored to the weights of this version.
+        """Note that the trainer was restored to this version of the weights.
 
         The transfer plan is dropped, because workers may have been replaced.
         """

@@ -1,9 +1,9 @@
 """Planned weight transfer between two pools: the driver's side.
 
-Weights are sent in buckets. For each bucket, the driver tells the ranks which weights to pack and unpack. The
-driver itself never handles weights: a message is the result of a call to a sender and an argument of a call
-to a receiver. Messages are in Ray's object store, or in shared memory if all ranks are on one machine. At
-most two buckets are in progress at the same time.
+Weights are sent in buckets. For each one, the driver tells the ranks which weights to pack and unpack, but it
+never handles weights itself: a message is the result of a call to a sender and an argument of a call to a
+receiver. Messages are in Ray's object store, or in shared memory if all ranks are on one machine. At most two
+buckets are in progress at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PackedBucket:
-    """A bucket of weights that senders are packing."""
+    """A bucket of weights that the senders are packing."""
 
     done: Mapping[int, Any]  # sender → reference that is ready once the sender has packed
     messages: Mapping[tuple[int, int], Any]  # (sender, first receiver) → reference of the message
@@ -36,7 +36,7 @@ class PackedBucket:
 
 @dataclass(frozen=True)
 class TransferResult:
-    """All packed buckets of one transfer."""
+    """All packed buckets of a transfer."""
 
     buckets: tuple[PackedBucket, ...]
     # references to the senders' parts of the digests; empty if digests are not compared
@@ -53,17 +53,14 @@ class Route:
 
     @cached_property
     def recipients(self) -> list[dict[int, dict[int, list[int]]]]:
-        """For each bucket: sender → first receiver of a message → all receivers of the same message."""
+        """For each bucket: sender → first receiver of a message → all receivers of that message."""
         return [
             {sender: _recipients(self.plan, index, sender) for sender in range(self.senders)}
             for index in range(len(self.plan.buckets))
         ]
 
     def incoming(self, index: int) -> dict[int, list[tuple[int, int]]]:
-        """Return receiver → the messages that it gets in a bucket, each as (sender, first receiver).
-
-        ``index``: the index of the bucket.
-        """
+        """Return the messages in bucket ``index`` for each receiver, as (sender, first receiver)."""
         by_receiver: dict[int, list[tuple[int, int]]] = {}
         for sender, recipients in self.recipients[index].items():
             for first, receivers in recipients.items():
@@ -99,11 +96,10 @@ class WeightTransfer:
     # --------------------------------------------------------------------------------------------------------
 
     def bind(self, seconds: float) -> bool:
-        """Ask all ranks which weights they have or need. If a plan can move the weights, store it in this
-        object, and return True. Otherwise return False.
+        """Ask all ranks which weights they have or need. Return whether a plan can move these weights.
 
-        After this, the generator must not sample before a transfer has ended. Raises PlanError if the ranks
-        cannot use the requested transport.
+        If so, the plan is stored in this object. After this, the generator must not sample until a transfer
+        has ended. Raises PlanError if the ranks can't use the requested transport.
         """
         self.unbind()
         offers = self._all(self.source, "begin", seconds=seconds)
@@ -138,7 +134,7 @@ class WeightTransfer:
 
     @property
     def bound_route(self) -> Route:
-        """The plan and its transport. Use this only after ``bind`` has returned True."""
+        """The plan and its transport. Available only after ``bind`` has returned True."""
         assert self.route is not None
         return self.route
 
@@ -150,10 +146,9 @@ class WeightTransfer:
     # --------------------------------------------------------------------------------------------------------
 
     def freeze(self, version: int) -> TransferResult:
-        """Start to pack all weights, and return them in packed form for a later ``deliver``.
+        """Start packing all weights, and return the packed weights for a later ``deliver``.
 
-        The workers pack the weights before they run any later call, so later updates do not change the packed
-        weights.
+        Workers pack them before they run any later call, so later updates don't affect them.
         """
         return TransferResult(
             tuple(self._pack(index, version, True) for index in range(len(self.bound_route.plan.buckets))),
@@ -161,28 +156,28 @@ class WeightTransfer:
         )
 
     def deliver(self, version: int, frozen: TransferResult, seconds: float) -> dict[str, Any]:
-        """Move weights that ``freeze`` has packed to the generator. Return metrics of the transfer."""
+        """Move the weights packed by ``freeze`` to the generator, and return metrics of the transfer."""
         metrics = self._move(version, lambda index: frozen.buckets[index], frozen.terms, seconds)
         return metrics | self._how("frozen")
 
     def move(self, version: int, seconds: float) -> dict[str, Any]:
-        """Move the trainer's newest weights to the generator. Return metrics of the transfer."""
+        """Move the trainer's newest weights to the generator, and return metrics of the transfer."""
         metrics = self._move(version, lambda index: self._pack(index, version, False), self._terms(), seconds)
         return metrics | self._how(self.bound_route.transport)
 
     def _how(self, transport: str) -> dict[str, Any]:
-        """Return two metrics of a transfer: ``extra`` and ``transport``.
+        """Return two metrics of a transfer, ``extra`` and ``transport``.
 
-        ``extra`` is the maximum number of bytes that the transfer needs on a rank in addition to the model.
+        ``extra`` is the most bytes that the transfer needs on any rank on top of the model.
         """
         return {"extra": float(self.bound_route.plan.stats.extra(transport)), "transport": transport}
 
     def _move(
         self, version: int, bucket: Callable[[int], PackedBucket], terms: Sequence[Any], seconds: float
     ) -> dict[str, Any]:
-        """Move all buckets, and return metrics. Each bucket is packed while the previous one is unpacked.
+        """Move all buckets, and return metrics. Each is packed while the previous one is being unpacked.
 
-        ``bucket``: a function that starts to pack a bucket, given its index. ``terms``: references to the
+        ``bucket``: a function that takes a bucket's index and starts packing it. ``terms``: references to the
         senders' parts of the digests.
         """
         limit, count = Deadline(seconds), len(self.bound_route.plan.buckets)
