@@ -36,7 +36,7 @@ class RunWorkers:
     groups: Mapping[str, PlacementGroup]  # pool → its placement in Ray
     rendezvous_points: dict[str, str]  # pool → rendezvous of its ranks
     starting: WorkerStart  # how Ray starts workers
-    heartbeat: float  # seconds without a heartbeat after which a worker is killed; 0: never
+    heartbeat: float  # seconds without a heartbeat after which a worker is killed, or 0 for never
     loading: float  # time limit to load models, in seconds
     roles: Mapping[str, str]  # pool → its roles, for messages
     controllers: Controllers = field(default_factory=Controllers)

@@ -97,7 +97,7 @@ class Setup:
     threads: int  # number of torch threads
     # the rendezvous file of the pool's ranks; only a name if they are on several machines
     rendezvous: str
-    # offload schedule of this rank; None if memory is not limited
+    # offload schedule of this rank, or None if memory isn't limited
     offload_plan: MemorySchedule | None = None
 
     def program(self, flow: Flow | None = None) -> Program:

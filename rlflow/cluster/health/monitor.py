@@ -112,7 +112,7 @@ class HealthMonitor:
     Ray's raylet is lost, it sets only ``verdict``, because no worker can be restarted.
     """
 
-    limit: float  # seconds without a heartbeat after which a worker is killed; 0: never
+    limit: float  # seconds without a heartbeat after which a worker is killed, or 0 for never
     controllers: Controllers = field(default_factory=Controllers)
     watched: list[WatchedWorker] = field(default_factory=list)
     verdict: str | None = None  # why the run's workers ended, in words

@@ -44,10 +44,10 @@ class Job:
 
     name: str
     env: Mapping[str, str] = field(default_factory=dict)  # environment variables of every rank
-    # a running Ray cluster to join, auto or HOST:PORT; None starts a Ray cluster on this machine
+    # the Ray cluster to join, auto or HOST:PORT, or None to start one on this machine
     address: str | None = None
     seconds: float = 600.0  # time limit to make the objects of all ranks
-    heartbeat: float = 15.0  # seconds without a heartbeat after which a rank is killed; 0: never
+    heartbeat: float = 15.0  # seconds without a heartbeat after which a rank is killed, or 0 for never
     threads: int = 0  # threads of each rank; 0: this machine's processors divided by the ranks
     interface: str | None = None  # as the flag of `rlflow run` with this name
     insecure: bool = False  # as the flag of `rlflow run` with this name

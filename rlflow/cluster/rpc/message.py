@@ -31,9 +31,9 @@ Index = NDArray[np.int64]
 class ShardRows(NamedTuple):
     """A reference to all or some rows of a shard."""
 
-    # key of a shard on the worker; None: the rows are the next transfer of the call
+    # key of a shard on the worker, or None if the rows are the call's next transfer
     key: int | None
-    rows: Index | None = None  # row numbers; None: all rows in their order
+    rows: Index | None = None  # row indices, or None for all rows in their order
 
 
 class Source(NamedTuple):
@@ -41,7 +41,7 @@ class Source(NamedTuple):
 
     columns: Sequence[tuple[str, str]]  # (name in the batch, name in the shard)
     parts: Sequence[ShardRows]  # their rows are joined one after another
-    order: Index | None = None  # order of the joined rows; None: unchanged
+    order: Index | None = None  # order of the joined rows, or None to keep it
     kinds: Sequence[Kind] = ()  # kinds of the columns, needed if there are no parts
     # key under which the worker also stores these rows for later calls, with the column names in the shards
     keep: int | None = None
@@ -50,7 +50,7 @@ class Source(NamedTuple):
 class Inputs(NamedTuple):
     """A call's batch, as references to the worker's own shards and to transferred rows."""
 
-    keys: Index | None  # int64 [rows, 2 or more]; None: the keys of the first part's shard
+    keys: Index | None  # int64 [rows, 2 or more], or None to use those of the first part's shard
     grouped: bool
     sources: Sequence[Source]  # sources of its columns
     scalars: Mapping[str, Data] = {}

@@ -35,7 +35,7 @@ class StoredRows(NamedTuple):
     key: int
     rows: int
     names: frozenset[str]
-    # shard, places among the rows, places in the shard (None: the full shard in order)
+    # shard, places among the rows, places in the shard (or None for the whole shard in order)
     pieces: tuple[tuple[Shard, Tensor, Tensor | None], ...]
 
 

@@ -29,7 +29,7 @@ class RankSteps:
     # for each rank and step: the places among the rank's rows, and the totals of the full minibatch for
     # ``MinibatchTotals``
     steps: list[list[tuple[Index, StepTotals]]]
-    left_out: int  # rows that the update does not learn from
+    left_out: int  # number of rows that the update doesn't learn from
 
 
 def rank_steps(

@@ -43,11 +43,11 @@ class JobSettings:
     """Settings of the machines for `rlflow job`. Each field is a flag, --job.FIELD."""
 
     nodes: Annotated[int, Ge(1)] = 1  # machines of the run; several machines join one Ray cluster
-    accelerators: str | None = None  # accelerators of each machine, as H100:8; None: CPUs only
+    accelerators: str | None = None  # accelerators of each machine, as H100:8, or None for CPUs only
     cpus: Annotated[int, Ge(1)] | None = None  # minimum cores of each machine
-    # container image with rlflow installed; None: SkyPilot installs it
+    # container image with rlflow installed, or None to let SkyPilot install it
     image: str | None = None
-    # address of Ray's job server for --for ray, http://HOST:8265; None: RAY_ADDRESS
+    # address of Ray's job server for --for ray, http://HOST:8265, by default RAY_ADDRESS
     address: str | None = None
     # storage of the run's folder: URL of a bucket, name of a volume's claim, or an absolute path
     keep: str | None = None

@@ -199,8 +199,8 @@ class Receiver:
     def finish(self, version: int, *terms: NDArray[np.int64]) -> dict[str, float]:
         """End a transfer, and return its metrics.
 
-        The metrics are ``inbound``, the bytes that this rank received, and ``bound``, the fewest bytes with
-        which any plan could have done it. ``terms``: the senders' parts of the digests, or nothing if digests
+        The metrics are ``inbound``, the bytes that this rank received, and ``bound``, the fewest bytes that
+        any plan would have to move to it. ``terms``: the senders' parts of the digests, or nothing if digests
         aren't compared. Raises TransferError if the received weights don't match the plan or the weights that
         were sent.
         """

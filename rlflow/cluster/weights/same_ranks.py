@@ -85,8 +85,8 @@ class SameRankTransfer:
     def __call__(self, version: int) -> dict[str, Any]:
         """Move this version of the trainer's weights to the generator, and return metrics.
 
-        The metrics are ``inbound``, the bytes received from other ranks; ``bound``, the fewest bytes with
-        which any plan could have done it; ``extra``, the most bytes that the transfer needs on any rank on
+        The metrics are ``inbound``, the bytes received from other ranks; ``bound``, the fewest bytes that
+        any plan would have to move; ``extra``, the most bytes that the transfer needs on any rank on
         top of the model; and ``transport``, the name of the transport. Raises TransferError if the weights
         don't match the plan.
         """

@@ -39,7 +39,7 @@ class TransferResult:
     """All packed buckets of a transfer."""
 
     buckets: tuple[PackedBucket, ...]
-    # references to the senders' parts of the digests; empty if digests are not compared
+    # references to the senders' parts of the digests, or () if digests aren't compared
     terms: tuple[Any, ...]
 
 
@@ -84,10 +84,10 @@ class WeightTransfer:
     source: Pool[Worker]  # pool of the trainer
     target: Pool[Worker]  # pool of the generator
     how: How = "auto"  # the option --weights
-    verify_every: int = 0  # digests are compared at every n-th transfer; 0: never
+    verify_every: int = 0  # compare digests at every n-th transfer, or never if 0
     bucket: int = BUCKET  # bytes of a bucket
-    route: Route | None = None  # None if a plan cannot move the weights
-    bound: bool = False  # whether the ranks were asked which weights they have
+    route: Route | None = None  # None if a plan can't move the weights
+    bound: bool = False  # whether the ranks have been asked which weights they have
     packed: int = 0  # transfers so far
     received: int = 0  # bytes that all receivers got
     run: str = field(default_factory=lambda: f"between-{secrets.token_hex(4)}")  # name of the shared memory
