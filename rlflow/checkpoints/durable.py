@@ -1,6 +1,6 @@
 """Write files durably and atomically.
 
-A run writes all files of its folder with these functions. If the process is killed, each file is either
+A run writes everything in its folder with these functions. If the process is killed, each file is either
 unchanged or complete.
 """
 
@@ -28,17 +28,17 @@ _LONGEST = 100  # characters of a file's name that its temporary name contains
 
 
 class Written(NamedTuple):
-    """The length and the digest of a written file."""
+    """The length and sha256 digest of a file that was written."""
 
     bytes: int
     sha256: str
 
 
 def write(path: Path, pieces: Iterable[bytes | memoryview], flush: bool = True) -> Written:
-    """Create a file, write ``pieces`` into it, and return the file's length and digest.
+    """Create a file from ``pieces`` and return its length and digest.
 
-    ``path`` must not exist. The digest is computed from ``pieces``, not read back from the file. If ``flush``
-    is true, the function waits until the file is on the disk. Raises OSError.
+    ``path`` must not exist yet. The digest is computed from ``pieces`` rather than read back from the file.
+    With ``flush``, wait until the data is on disk. Raises OSError.
     """
     digest, total = hashlib.sha256(), 0
     file = os.open(path, NEW, 0o666)
@@ -69,10 +69,10 @@ def write_all(file: int, data: memoryview) -> None:
 
 
 def replace(path: Path, *pieces: bytes, flush: bool = True) -> None:
-    """Replace the content of a file atomically with the concatenated ``pieces``.
+    """Atomically replace a file's content with the concatenated ``pieces``.
 
-    Raises OSError; the file is then unchanged. If ``flush`` is false, the function does not wait for the
-    disk, and a power failure may leave an empty file. Use this only for data that the run soon writes again.
+    If this raises OSError, the file is unchanged. With ``flush=False``, the call doesn't wait for the disk,
+    and a power failure may leave an empty file; use this only for data that the run will soon write again.
     """
     temporary = aside(path)
     try:
@@ -87,16 +87,16 @@ def replace(path: Path, *pieces: bytes, flush: bool = True) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file or folder within one folder, and flush that folder. Raises OSError."""
+    """Rename a file or folder within its parent folder, and flush the parent. Raises OSError."""
     os.rename(source, target)
     flush_folder(target.parent)
 
 
 def take_place(folder: Path, target: Path) -> None:
-    """Rename ``folder`` to ``target`` and delete the previous ``target``.
+    """Replace the folder ``target`` with ``folder``.
 
-    Before the rename, the function gives ``folder`` the usual permissions and flushes it to the disk. Between
-    the two renames, ``target`` does not exist for a moment. Raises OSError.
+    ``folder`` first gets the default permissions and is flushed to disk. Then ``target`` is moved out of the
+    way and deleted, so for a moment it doesn't exist. Raises OSError.
     """
     give_usual_rights(folder)
     flush_tree(folder)
@@ -109,10 +109,10 @@ def take_place(folder: Path, target: Path) -> None:
 
 
 def give_usual_rights(folder: Path) -> None:
-    """Give a folder and its content the permissions that new files of this process get.
+    """Give a folder and its content the permissions that this process's new files would get.
 
-    This is needed because some libraries write weights that other users cannot read. Files that belong to
-    other users keep their permissions. Raises OSError.
+    Some libraries write weights that other users can't read. Files owned by other users are left alone.
+    Raises OSError.
     """
     mask = umask()
     for where, _, names in os.walk(folder, onerror=_raise):
@@ -125,7 +125,7 @@ def give_usual_rights(folder: Path) -> None:
 
 
 def umask() -> int:
-    """Return the umask of this process: the permission bits that the process removes from its new files."""
+    """Return this process's umask: the permission bits that its new files don't get."""
     # os.umask would change the mask of all threads for a moment
     with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as file:
         return int(next(line for line in file if line.startswith("Umask:")).split()[1], 8)
@@ -135,7 +135,7 @@ def umask() -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and flush its name to the disk; do nothing if the folder exists. Raises OSError."""
+    """Create a folder if it doesn't exist yet, and flush its parent to disk. Raises OSError."""
     try:
         os.mkdir(path)
     except FileExistsError:
@@ -144,12 +144,12 @@ def make_folder(path: Path) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """Flush the list of names in a folder to the disk. Raises OSError."""
+    """Flush a folder's list of names to disk. Raises OSError."""
     _flush(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def flush_tree(folder: Path) -> None:
-    """Flush all files in a folder to the disk, even if other processes wrote them. Raises OSError."""
+    """Flush all files in a folder to disk, including those written by other processes. Raises OSError."""
     for where, _, names in os.walk(folder, topdown=False, onerror=_raise):
         for name in names:
             if not os.path.islink(path := os.path.join(where, name)):
@@ -176,10 +176,10 @@ def _flush(file: int) -> None:
 
 
 def aside(path: Path, purpose: str = "writing") -> Path:
-    """Return a hidden path next to ``path``, for a file or folder that this process is writing or removing.
+    """Return a hidden path next to ``path``, for something that this process is writing or removing.
 
-    The name begins with ``purpose`` and identifies this process, so that `leftovers` finds it after the
-    process died.
+    The name starts with ``purpose`` and identifies this process, so `leftovers` can find it if the process
+    dies.
     """
     own = Process.this()
     return path.with_name(
@@ -194,8 +194,7 @@ def _short(boot: str) -> str:
 def remove(path: Path) -> None:
     """Remove a file or folder. Raises OSError.
 
-    The function first renames the file or folder to a hidden name. A removal that is interrupted therefore
-    does not look like damage.
+    It is first renamed to a hidden name, so that an interrupted removal doesn't look like damage.
     """
     hidden = aside(path, "removing")
     os.rename(path, hidden)
@@ -203,7 +202,7 @@ def remove(path: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file, a link, or a folder with its content. Raises OSError."""
+    """Delete a file, a link, or a folder and its content. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -211,11 +210,10 @@ def delete(path: Path) -> None:
 
 
 def clear(where: Path, older: float = 0.0) -> None:
-    """Delete the files and folders that `leftovers` finds in a folder, if they are older than ``older``
-    seconds.
+    """Delete the `leftovers` in a folder that are older than ``older`` seconds.
 
-    Processes on other machines count as dead. Therefore only a process with exclusive access to the folder
-    may pass 0. Raises OSError.
+    Processes on other machines are assumed to be dead, so pass 0 only if nobody else can be using the folder.
+    Raises OSError.
     """
     for path in leftovers(where):
         if not older or time.time() - path.lstat().st_mtime > older:
@@ -223,8 +221,7 @@ def clear(where: Path, older: float = 0.0) -> None:
 
 
 def leftovers(where: Path) -> list[Path]:
-    """Return the paths of the temporary files and folders that dead processes left in a folder. Raises
-    OSError."""
+    """Return the temporary files and folders that dead processes left behind in a folder. Raises OSError."""
     own = Process.this()
     paths = []
     for name in os.listdir(where) if where.is_dir() else []:
@@ -250,9 +247,10 @@ def open_plain(path: Path) -> int:
 
 
 def checked(file: int, path: Path) -> int:
-    """Return the descriptor ``file`` if it belongs to a regular file; otherwise close it and raise OSError.
+    """Return the file descriptor ``file`` if it refers to a regular file. Otherwise, close it and raise
+    OSError.
 
-    ``path``: the file's path, for the message.
+    ``path`` is only used in the error message.
     """
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
@@ -261,9 +259,9 @@ def checked(file: int, path: Path) -> int:
 
 
 def read(path: Path, limit: int = 1 << 30) -> bytes:
-    """Read at most the first ``limit`` + 1 bytes of a regular file and return them. Raises OSError.
+    """Return the content of a regular file, up to ``limit`` + 1 bytes. Raises OSError.
 
-    If the result is longer than ``limit``, the file is too long.
+    A result longer than ``limit`` means that the file is too long.
     """
     with open(open_plain(path), "rb", buffering=0) as file:
         pieces: list[bytes] = []

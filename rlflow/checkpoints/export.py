@@ -23,15 +23,14 @@ VALUE_HEAD = "value_head."
 
 
 def export(source: Path, out: Path, role: str | None = None, *, shard_bytes: int = SHARD) -> Loaded:
-    """Write a role's model from a checkpoint into the folder ``out``, and return the exported checkpoint.
+    """Export a role's model from a checkpoint to the folder ``out``, and return the checkpoint.
 
-    ``source``: the folder of a checkpoint, or a run's folder; of a run, the newest intact checkpoint is
-    exported. ``role``: the role to export; None if the checkpoint has only one role. ``shard_bytes``: maximum
-    size of a weights file in bytes. The exported folder contains the config, the generation config, the
-    tokenizer and safetensors files.
+    ``source``: a checkpoint's folder, or a run's folder, whose newest intact checkpoint is then exported.
+    ``role``: may be None if the checkpoint has only one role. ``shard_bytes``: maximum size of a weights
+    file. ``out`` gets the config, the generation config, the tokenizer, and the weights as safetensors files.
 
-    Raises PlanError if ``out`` has content or cannot be written, if the role is missing, or if no checkpoint
-    is intact.
+    Raises PlanError if ``out`` isn't empty or can't be written, if the role doesn't exist, or if no
+    checkpoint is intact.
     """
     out = Path(os.path.abspath(out))
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
@@ -63,9 +62,9 @@ def export(source: Path, out: Path, role: str | None = None, *, shard_bytes: int
 
 
 def _open(source: Path, role: str | None, states: dict[str, Mapping[str, Tensor]]) -> Loaded:
-    """Load the checkpoint with only the parameters of ``role``, or of all roles if it is None.
+    """Load the checkpoint with the parameters of ``role``, or of all roles if it is None.
 
-    The function adds the name of each group of tensors to ``states``, for error messages.
+    The names of all groups of tensors are added to ``states``, for error messages.
     """
 
     def wanted(group: str) -> bool:
@@ -89,8 +88,7 @@ def _open(source: Path, role: str | None, states: dict[str, Mapping[str, Tensor]
 def _content(loaded: Loaded, role: str) -> dict[str, bytes]:
     """Return the small files of the exported folder, as name → bytes.
 
-    The dtype in ``config.json`` is the dtype of the saved weights, which may differ from the dtype of the
-    initial model.
+    The dtype in ``config.json`` is that of the saved weights, which may differ from the initial model's.
     """
     files = {
         name.removeprefix(f"{role}/"): data
@@ -119,11 +117,7 @@ def _is_model(name: str) -> bool:
 
 
 def _place(files: Mapping[str, bytes], parameters: Mapping[str, Tensor], out: Path, shard_bytes: int) -> None:
-    """Write all files into a temporary folder, then rename it to ``out``, so that ``out`` is complete if it
-    exists.
-
-    Raises OSError.
-    """
+    """Write all files to a temporary folder, then rename it to ``out``. Raises OSError."""
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.parent / f".{out.name}-{os.getpid()}"
     os.mkdir(aside)

@@ -1,4 +1,4 @@
-"""Check the names of files and folders in a checkpoint. No name may lead out of the checkpoint's folder."""
+"""Check the names of files and folders in a checkpoint. No name may point outside the checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ EXPECTED = "letters, digits, '.', '_' and '-', not starting with '.' or '-', and
 
 
 def is_group(name: str) -> bool:
-    """Return whether ``name`` is a valid name for a group of tensors."""
+    """Return whether ``name`` can be the name of a group of tensors."""
     return _GROUP.fullmatch(name) is not None
 
 
 def is_file(name: str) -> bool:
-    """Return whether ``name`` is a valid name for a file: ``NAME`` or ``FOLDER/NAME``.
+    """Return whether ``name`` can be the name of a file: ``NAME`` or ``FOLDER/NAME``.
 
-    The function returns False for ``manifest.json``, for absolute paths, and for names with '..', encoded
-    characters, NUL or other separators.
+    ``manifest.json`` is not allowed, nor are absolute paths or names with '..', encoded characters, NUL or
+    other separators.
     """
     return _FILE.fullmatch(name) is not None and name.partition("/")[0] != MANIFEST
 
 
 def step(iteration: int, revision: int = 1) -> str:
-    """Return the folder name of a checkpoint after ``iteration``: ``step-N``, or ``step-N-REVISION``.
+    """Return the folder name of the checkpoint after ``iteration``: ``step-N`` or ``step-N-REVISION``.
 
-    If a run saves an iteration again, the new checkpoint gets a higher revision, so that it replaces no
-    checkpoint.
+    If a run saves the same iteration again, the new checkpoint gets a higher revision and the old one is
+    kept.
     """
     return f"step-{iteration:08d}" + (f"-{revision}" if revision > 1 else "")
 
 
 def of_step(name: str) -> tuple[int, int] | None:
-    """Return (iteration, revision) from the folder name of a checkpoint, or None for any other name.
+    """Parse a checkpoint's folder name into (iteration, revision), or return None for any other name.
 
-    Checkpoints sorted by these tuples are in the order in which they were saved.
+    These tuples sort in the order in which the checkpoints were saved.
     """
     match = _STEP.fullmatch(name)
     return (int(match[1]), int(match[2] or 1)) if match else None

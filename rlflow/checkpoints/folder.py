@@ -1,6 +1,6 @@
-"""The folder ``checkpoints`` of a run.
+"""A run's ``checkpoints`` folder.
 
-It contains the run's checkpoints and the file ``latest``, a pointer to the newest complete checkpoint.
+It contains the checkpoints and the file ``latest``, which points to the newest complete one.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _POINTER = re.compile(rb"(step-[0-9-]{8,32}) ([0-9a-f]{64}) ([0-9a-f]{16})\n")
 
 @dataclass(frozen=True)
 class Pointer:
-    """The content of the file ``latest``: the folder name of a checkpoint, and the sha256 of its manifest."""
+    """What the file ``latest`` says: a checkpoint's folder name and the sha256 of its manifest."""
 
     name: str
     digest: str
 
     def encode(self) -> bytes:
-        """Return the pointer as one line that ends with a digest of the line itself.
+        """Encode the pointer as one line that ends with its own digest.
 
-        The digest shows whether the pointer or the checkpoint is damaged.
+        With this digest, you can tell whether the pointer or the checkpoint is damaged.
         """
         text = f"{self.name} {self.digest}"
         return f"{text} {_short(text)}\n".encode()
@@ -41,7 +41,7 @@ def _short(text: str) -> str:
 
 
 def of_run(run_folder: Path) -> Path:
-    """Return the path of a run's folder ``checkpoints``. Raises PlanError if the path is a symbolic link."""
+    """Return the path of a run's ``checkpoints`` folder. Raises PlanError if it is a symbolic link."""
     folder = run_folder / FOLDER
     if folder.is_symlink():
         raise PlanError.of(
@@ -55,8 +55,9 @@ def of_run(run_folder: Path) -> Path:
 
 
 def steps(folder: Path) -> list[Path]:
-    """Return the paths of a run's checkpoints, newest first; [] if ``folder`` does not exist. Raises
-    OSError."""
+    """Return the paths of a run's checkpoints, newest first, or [] if ``folder`` doesn't exist. Raises
+    OSError.
+    """
     try:
         entries = [name for name in os.listdir(folder) if file_names.of_step(name)]
     except FileNotFoundError:
@@ -68,10 +69,7 @@ def steps(folder: Path) -> list[Path]:
 
 
 def free_name(folder: Path, iteration: int) -> Path:
-    """Return an unused path for a checkpoint after ``iteration``.
-
-    If checkpoints of this iteration exist, the path ends with the next revision.
-    """
+    """Return an unused path for the checkpoint after ``iteration``, with the next revision if needed."""
     revision = 1
     while os.path.lexists(folder / file_names.step(iteration, revision)):
         revision += 1
@@ -79,19 +77,18 @@ def free_name(folder: Path, iteration: int) -> Path:
 
 
 def write_aside(folder: Path, pointer: Pointer, aside: str) -> Path:
-    """Write the pointer into a temporary file with the name ``aside`` in ``folder``, and return the file's
-    path.
+    """Write the pointer to a temporary file named ``aside`` in ``folder``, and return its path.
 
-    The caller then renames the file to ``latest``. Raises OSError.
+    The caller then renames it to ``latest``. Raises OSError.
     """
     durable.write(folder / aside, [pointer.encode()])
     return folder / aside
 
 
 def read_pointer(folder: Path) -> Pointer:
-    """Return the pointer in ``folder``.
+    """Read the pointer in ``folder``.
 
-    Raises ValueError, with the reason, if the pointer is missing or damaged, or does not name a checkpoint.
+    Raises ValueError if it is missing or damaged, or if it doesn't name a checkpoint.
     """
     path = folder / POINTER
     try:

@@ -1,7 +1,7 @@
-"""The lock of a run's folder, so that at most one process uses the folder.
+"""The lock on a run's folder, which lets only one process use the folder at a time.
 
-The kernel releases the lock when the process that holds it dies. On filesystems without locks, a file names
-the process that holds the lock, and another process takes over the lock of a dead process.
+The kernel releases the lock when the process dies. On filesystems that don't support locks, a file names the
+process instead, and if that process is dead, another one can take over.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PAUSE = 0.01  # seconds between two checks of a holder that has not written its
 
 
 class Lock:
-    """The lock of a run's folder, held from ``acquire`` to ``release`` or inside ``with``.
+    """The lock on a run's folder. Use ``acquire`` and ``release``, or a ``with`` block.
 
-    ``patience``: seconds that ``acquire`` waits for a process that has not written its name yet, or is about
-    to release the lock. A forked process shares the lock with its parent.
+    ``patience``: how many seconds ``acquire`` waits for a process that hasn't written its name yet or is
+    about to release the lock. A forked process shares its parent's lock.
     """
 
     def __init__(self, run_folder: Path, patience: float = 1.0) -> None:
@@ -45,8 +45,7 @@ class Lock:
     def acquire(self) -> Self:
         """Take the lock and return this object.
 
-        Raises RunHeld if another process holds the lock; the error names this process. Raises PlanError if
-        the lock's file cannot be written.
+        Raises RunHeld if another process holds the lock, and PlanError if the lock's file can't be written.
         """
         deadline = time.monotonic() + self.patience
         try:
@@ -66,7 +65,7 @@ class Lock:
         return self
 
     def release(self) -> None:
-        """Release the lock, if it is held."""
+        """Release the lock if this object holds it."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # a name that stays in the file has no effect
                 os.ftruncate(self._file, 0)
@@ -108,10 +107,10 @@ class Lock:
                 os.close(file)
 
     def _attempt_without(self) -> bool:
-        """Take the lock on a filesystem without locks, by creating a file that only one process can create.
+        """Take the lock on a filesystem without locks, by creating a file exclusively.
 
-        Returns False if a living process holds the lock. If a dead process left the file, one process at a
-        time may replace it.
+        Returns False if the lock is held by a living process. A file left by a dead process is replaced, by
+        one process at a time.
         """
         self._holder_file = self._owner
         self._owns = _create(self._owner)
@@ -127,8 +126,7 @@ class Lock:
             self._takeover.unlink()
 
     def _is_stale(self) -> bool:
-        """Return whether the file that names the holder belongs to a dead process, or was copied with the
-        folder."""
+        """Return whether the lock's file was left by a dead process, or was copied along with the folder."""
         values = read_object(self._owner, SMALL)
         process = parsed(values)
         try:
@@ -162,9 +160,9 @@ class Lock:
 
 
 def _write(file: int) -> None:
-    """Write the process that holds the lock into the lock's file.
+    """Write into the lock's file which process holds the lock.
 
-    The key ``file`` is the inode of the lock's file. If it differs later, the file is a copy.
+    The key ``file`` is the inode of the lock's file. If it no longer matches, the file is a copy.
     """
     since = datetime.now().astimezone().isoformat(timespec="seconds")
     values = json.loads(Process.this().as_json()) | {"since": since, "file": os.fstat(file).st_ino}
@@ -174,8 +172,7 @@ def _write(file: int) -> None:
 
 
 def _create(path: Path) -> bool:
-    """Create the file and write this process's name into it; return False if the file exists. Raises
-    OSError."""
+    """Create the file with this process's name in it, or return False if it exists. Raises OSError."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except FileExistsError:

@@ -1,6 +1,6 @@
-"""Log files, to which lines are only appended.
+"""Append-only log files.
 
-If a process is killed, only the last line of the file may be incomplete. The next process removes this line.
+If a process is killed, only the last line can be incomplete. The next process removes it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Keep = Callable[[bytes], bool]
 
 
 def everything(line: bytes) -> bool:
-    """Return True, so that a `Log` with this filter keeps every line."""
+    """Keep every line: a filter for `Log`."""
     return True
 
 
 class Log:
-    """A file to which lines are appended. The first line creates the file.
+    """A file to which lines are appended. It is created with the first line.
 
-    While the disk is full, up to LIMIT bytes of lines wait in memory; later calls write them. ``failed`` is
-    called with the error of each failed write.
+    While the disk is full, up to LIMIT bytes of lines are kept in memory and written by later calls. Each
+    time a write fails, ``failed`` is called with the error.
 
-    ``keep``: filter for the lines that an earlier process wrote. All lines for which it returns False are
-    removed before the first new line.
+    ``keep``: a filter for lines from an earlier process. Before the first new line is added, lines for which
+    it returns False are removed.
     """
 
     def __init__(self, path: Path, failed: Callable[[OSError], None], keep: Keep = everything) -> None:
@@ -48,7 +48,7 @@ class Log:
     def add(self, text: str) -> None:
         """Append ``text``, which must end with a line break.
 
-        If the text does not fit into the memory for waiting lines, it is lost.
+        While the disk is full, text that exceeds the memory limit is lost.
         """
         data = text.encode(errors="backslashreplace")
         with self._turn:
@@ -59,7 +59,7 @@ class Log:
             self._attempt(self._write)
 
     def flush(self) -> None:
-        """Flush written lines to the disk. Other threads can add lines at the same time."""
+        """Flush all written lines to disk. Other threads may add lines in the meantime."""
         with self._turn:
             file = None if self._file is None else os.dup(self._file)
         if file is not None:
@@ -69,7 +69,7 @@ class Log:
                 os.close(file)
 
     def keep_only(self, keep: Keep) -> None:
-        """Remove all lines for which ``keep`` returns False. New lines can be added afterwards."""
+        """Remove all lines for which ``keep`` returns False. You can still add lines afterwards."""
         with self._turn:
             self._attempt(self._write)
             self._shut()
@@ -79,7 +79,7 @@ class Log:
             self._attempt(self._prepare)
 
     def close(self) -> None:
-        """Write the waiting lines and close the file."""
+        """Write any lines still in memory, and close the file."""
         with self._turn:
             self._attempt(self._write)
             self._shut()
@@ -125,9 +125,9 @@ def _kept(data: bytes, keep: Keep) -> bytes:
 def cut(path: Path, keep: Keep) -> None:
     """Remove incomplete lines and all lines for which ``keep`` returns False. Raises OSError.
 
-    If the kept lines are the first lines of the file, the function truncates the file, which needs no free
-    space. Otherwise, it rewrites the file. If there is no space for a new file, it truncates the file before
-    the first removed line.
+    If all kept lines are at the start of the file, the file is truncated, which takes no disk space.
+    Otherwise, it is rewritten. If there's no space for that, the file is truncated before the first line to
+    remove.
     """
     try:
         size, end, offset, later = path.lstat().st_size, 0, 0, False
@@ -163,18 +163,18 @@ def _truncate(path: Path, size: int) -> None:
 
 
 class Growing:
-    """Reads the lines of a file that may still grow. Each complete line is returned once.
+    """Follows a file that may still grow, and returns each complete line once.
 
-    ``offset``: number of bytes to skip at the start of the file.
+    ``offset``: how many bytes to skip at the start of the file.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path, self._offset = path, offset
 
     def lines(self) -> list[bytes]:
-        """Return the lines that were completed since the last call, without their line breaks.
+        """Return the lines completed since the last call, without their line breaks.
 
-        Returns [] if the file cannot be read. If the file has shrunk, it is read again from its start.
+        Returns [] if the file can't be read. If the file has become shorter, it is read from the start again.
         """
         try:
             with open(durable.open_plain(self._path), "rb") as file:
@@ -190,7 +190,7 @@ class Growing:
 
 
 def tail(path: Path) -> list[bytes]:
-    """Return the complete lines within the last TAIL bytes of a file; [] if the file cannot be read."""
+    """Return the complete lines in the last TAIL bytes of a file, or [] if it can't be read."""
     start = 0
     with contextlib.suppress(OSError):
         start = max(path.stat().st_size - TAIL, 0)
@@ -198,12 +198,12 @@ def tail(path: Path) -> list[bytes]:
 
 
 def objects(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Return the lines that are JSON objects, parsed; all other lines are skipped."""
+    """Parse the lines that are JSON objects and skip all others."""
     return [value for line in lines if (value := as_object(line)) is not None]
 
 
 def as_object(text: bytes) -> dict[str, Any] | None:
-    """Parse ``text`` and return the JSON object; None if the text is not a JSON object."""
+    """Parse a JSON object, or return None if ``text`` isn't one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -212,9 +212,9 @@ def as_object(text: bytes) -> dict[str, Any] | None:
 
 
 def read_object(path: Path, limit: int = 1 << 30) -> dict[str, Any]:
-    """Return the JSON object that is the content of a file.
+    """Read a JSON object from a file.
 
-    Returns {} if the file cannot be read, has more than ``limit`` bytes, or is not a JSON object.
+    Returns {} if the file can't be read, is longer than ``limit`` bytes, or isn't a JSON object.
     """
     try:
         return as_object(durable.read(path, limit)) or {}

@@ -1,7 +1,6 @@
-"""The manifest of a checkpoint: its files with sizes and digests, the names of their tensors, and the run's
-state.
+"""The manifest of a checkpoint: its files with their sizes, digests and tensor names, and the run's state.
 
-The manifest starts with a digest of the rest of the manifest, so a changed bit in the state is detected, too.
+The manifest starts with a digest of everything after it, so damage to the state is detected too.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The files of a checkpoint, and the run's state. The manifest is the last file of a checkpoint to be
-    written."""
+    """A checkpoint's list of files, and the run's state. The manifest is written after all other files."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal["rlflow-checkpoint"] = "rlflow-checkpoint"
@@ -61,15 +59,15 @@ class Manifest(BaseModel):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the bytes of the file ``manifest.json``. They start with a digest of the rest."""
+    """Encode a manifest as the content of ``manifest.json``, starting with a digest of the rest."""
     body = plain_state.dumps(manifest.model_dump())
     return _HEAD + hashlib.sha256(body).hexdigest().encode() + _MIDDLE + body + _END
 
 
 def decode(data: bytes) -> Manifest:
-    """Return the manifest from bytes that ``encode`` returned.
+    """Decode a manifest that ``encode`` returned.
 
-    Raises ValueError, with the reason, if the bytes are damaged or have a different format or version.
+    Raises ValueError if the bytes are damaged or have an unknown format or version.
     """
     digest, body = data[len(_HEAD) : len(_HEAD) + 64], data[len(_HEAD) + 64 + len(_MIDDLE) : -len(_END)]
     if data != _HEAD + digest + _MIDDLE + body + _END or hashlib.sha256(body).hexdigest().encode() != digest:

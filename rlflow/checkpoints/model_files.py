@@ -1,5 +1,6 @@
-"""Find the files of a Hugging Face model folder: weights, and small files that describe model and
-tokenizer."""
+"""Find the files of a Hugging Face model folder: the weights, and the small files such as config and
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +40,9 @@ BESIDE = ("value_head.safetensors", "adapter_model.safetensors", "adapter_model.
 
 
 def small_files(folder: Path, patterns: tuple[str, ...] = (*CONFIG, *TOKENIZER)) -> list[Path]:
-    """Return the paths of the config, the generation config and the tokenizer files of a model folder,
-    sorted.
+    """Return the sorted paths of a model folder's config, generation config and tokenizer files.
 
-    ``patterns``: file name patterns that select the files. Raises OSError.
+    ``patterns``: the file name patterns to look for. Raises OSError.
     """
     return sorted(
         path
@@ -52,16 +52,16 @@ def small_files(folder: Path, patterns: tuple[str, ...] = (*CONFIG, *TOKENIZER))
 
 
 def index_files(folder: Path) -> list[Path]:
-    """Return the paths of the weights' index files and the adapter's config, if they exist."""
+    """Return the paths of the weights' index files and of the adapter's config, if there are any."""
     return [
         folder / name for name in (*(index for _, index in WEIGHTS), ADAPTER) if (folder / name).is_file()
     ]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the paths of the files that hold a model's weights.
+    """Return the paths of a model's weight files.
 
-    These are one weight file or all files that an index lists, and the files of a value head and of an
+    These are a single weights file or all files listed in an index, plus those of a value head and an
     adapter.
     """
     files_of_kind = next((files for one, index in WEIGHTS if (files := list(_named(folder, one, index)))), [])
@@ -80,5 +80,5 @@ def _named(folder: Path, one: str, index: str) -> Iterator[Path]:
 
 
 def model_files(folder: Path, role: str) -> dict[str, bytes]:
-    """Return the content of `small_files`, as ``ROLE/NAME`` → bytes. Raises OSError."""
+    """Read the `small_files` of a role's model, as ``ROLE/NAME`` → bytes. Raises OSError."""
     return {f"{role}/{path.name}": path.read_bytes() for path in small_files(folder)}

@@ -1,5 +1,4 @@
-"""Encode a run's state as JSON. The state contains only plain values, and floats are restored with the same
-bits."""
+"""Encode a run's state, which consists of plain values, as JSON. Floats are restored bit for bit."""
 
 from __future__ import annotations
 
@@ -17,10 +16,10 @@ BITS = 8192  # maximum bits of an integer; a random generator's state has a few 
 
 
 def plain(value: Any, where: str = "state", depth: int = 0) -> Any:
-    """Return a deep copy of ``value`` in which tuples are lists.
+    """Return a deep copy of ``value`` with tuples turned into lists.
 
-    ``where``: path of ``value`` in the state, for the message. ``depth``: nesting level of ``value``. Raises
-    PlanError, with the path, for a value that JSON cannot represent.
+    ``where``: the path of ``value`` within the state, for error messages. ``depth``: its nesting level.
+    Raises PlanError if JSON can't represent some value.
     """
     if depth > DEPTH:
         raise _unfit(where, "a value that is nested too deeply", f"at most {DEPTH} levels")
@@ -53,10 +52,10 @@ def _unfit(where: str, value: str, expected: str) -> PlanError:
 
 
 def dumps(value: Any) -> bytes:
-    """Return plain values as ASCII JSON.
+    """Encode plain values as ASCII JSON.
 
-    Floats are restored exactly, because Python writes enough digits. NaN and infinity are written as their
-    bits.
+    Floats survive the round trip exactly, because Python writes enough digits. NaN and infinity are written
+    as their bits.
     """
     return json.dumps(_spelled(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode(
         "ascii"
@@ -64,9 +63,9 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Return the value from bytes that ``dumps`` returned.
+    """Decode a value that ``dumps`` returned.
 
-    Raises ValueError for any other bytes, for example JSON with duplicate keys, NaN, infinity or too many
+    Raises ValueError for anything else, for example JSON with duplicate keys, NaN, infinity or too many
     levels.
     """
     try:

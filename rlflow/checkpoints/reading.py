@@ -1,4 +1,4 @@
-"""Read checkpoints. Every byte is compared with the manifest's digests before a tensor is returned."""
+"""Read checkpoints. Every byte is checked against the manifest's digests before any tensor is returned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Wanted = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was read, and the problems that were found on the way."""
+    """A checkpoint that was loaded, and the problems found along the way."""
 
     snapshot: Snapshot  # its content
     path: Path  # its folder
@@ -35,7 +35,7 @@ class Loaded:
 
 
 class Damaged(Exception):
-    """A checkpoint is damaged. ``problems`` lists all faults."""
+    """Raised if a checkpoint is damaged. ``problems`` lists everything that's wrong with it."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = list(problems)
@@ -43,11 +43,10 @@ class Damaged(Exception):
 
 
 def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded:
-    """Load the checkpoint of a run that ``latest`` names; if it is damaged, load the newest intact
-    checkpoint.
+    """Load the run's checkpoint that ``latest`` names or, if it is damaged, the newest intact one.
 
-    ``wanted``: returns True for the name of a group of tensors to load. All files are verified, even if they
-    are not loaded. Raises PlanError, with the reason for each checkpoint, if no checkpoint is intact.
+    ``wanted``: returns whether to load a group of tensors, given its name. All files are verified, even those
+    that aren't loaded. Raises PlanError, with the reason for each checkpoint, if none is intact.
     """
     rejected: list[tuple[Path, str]] = []
     for path, digest in _candidates(folder.of_run(run_folder), rejected):
@@ -59,10 +58,10 @@ def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded
 
 
 def _candidates(where: Path, rejected: list[tuple[Path, str]]) -> Iterator[tuple[Path, str | None]]:
-    """Yield each checkpoint to try, with the digest of its manifest or None.
+    """Yield the checkpoints to try, each with the expected digest of its manifest, or None if unknown.
 
-    The first is the checkpoint that ``latest`` names, with the digest from ``latest``. The other checkpoints
-    follow, newest first, without a digest. The function adds each problem to ``rejected``.
+    The first is the one that ``latest`` names, with its digest. The others follow without a digest, newest
+    first. Problems are added to ``rejected``.
     """
     try:
         every = folder.steps(where)
@@ -102,7 +101,7 @@ def _none_good(run_folder: Path, rejected: list[tuple[Path, str]]) -> PlanError:
 
 
 def verify(path: Path) -> list[str]:
-    """Return the faults of a checkpoint, one line each; [] if the checkpoint is intact."""
+    """Return a line for each fault in a checkpoint, or [] if it is intact."""
     try:
         read(path, lambda group: False)
     except Damaged as damage:
@@ -111,11 +110,9 @@ def verify(path: Path) -> list[str]:
 
 
 def read(path: Path, wanted: Wanted = lambda group: True, digest: str | None = None) -> Snapshot:
-    """Read and verify a checkpoint, and return its content with the groups of tensors for which ``wanted`` is
-    True.
+    """Read and verify a checkpoint. Only groups of tensors for which ``wanted`` returns True are kept.
 
-    ``digest``: the expected sha256 of the manifest, or None if it is unknown. Raises Damaged if any byte is
-    wrong.
+    ``digest``: the expected sha256 of the manifest, or None if unknown. Raises Damaged if any byte is wrong.
     """
     manifest = _manifest(path, digest)
     problems = [f"{name} is missing" for name in _compared(path, manifest)[0]]
@@ -163,16 +160,15 @@ def _manifest(path: Path, digest: str | None) -> Manifest:
 
 
 def unlisted(path: Path) -> list[str]:
-    """Return the files in a checkpoint's folder that its manifest does not list.
+    """Return the files in a checkpoint's folder that aren't listed in its manifest.
 
-    Raises Damaged if the manifest cannot be read.
+    Raises Damaged if the manifest can't be read.
     """
     return _compared(path, _manifest(path, None))[1]
 
 
 def _compared(path: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
-    """Return two lists: the listed files that are missing or not regular, and the files that are not
-    listed."""
+    """Return two lists: listed files that are missing or not regular files, and files that aren't listed."""
     try:
         present = set(_listing(path))
     except OSError as error:
@@ -196,9 +192,10 @@ def _listing(path: Path, prefix: str = "") -> Iterator[str]:
 
 
 def _content(path: Path, entry: FileEntry, *, keep: bool) -> bytes:
-    """Check the size and the digest of a file. Return its bytes if ``keep`` is true, else b"".
+    """Check a file's size and digest. Return its bytes, or b"" unless ``keep`` is true.
 
-    The file is read only once, so the returned bytes are the checked bytes. Raises ValueError and OSError.
+    The file is read only once, so the returned bytes are the ones that were checked. Raises ValueError and
+    OSError.
     """
     if path.parent.is_symlink():
         raise ValueError("its folder is a link")
@@ -223,7 +220,7 @@ def _digest(file: BinaryIO) -> hashlib._Hash:
 def _shard(data: bytes, members: list[str]) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, in the manifest's order.
 
-    Raises ValueError if the names of the tensors are not ``members``.
+    Raises ValueError if their names aren't ``members``.
     """
     tensors = tensors_of(data)
     if sorted(tensors) != sorted(members):

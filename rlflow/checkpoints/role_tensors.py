@@ -1,4 +1,4 @@
-"""Convert the state of a role's trainer to groups of tensors in a checkpoint, and back."""
+"""Convert a trainer's state to a checkpoint's groups of tensors and back."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ OPTIMIZER = "optimizer"
 
 
 def role_tensors(role: str, state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Split the tensors of ``Trainer.state()`` into the two groups that a checkpoint has for a role.
+    """Split the result of ``Trainer.state()`` into a role's two groups in a checkpoint.
 
-    The group ``ROLE.parameters`` has the parameters under their Hugging Face names, and ``ROLE.optimizer``
-    has all other tensors.
+    ``ROLE.parameters`` has the parameters under their Hugging Face names, and ``ROLE.optimizer`` has
+    everything else.
     """
     prefix = PARAMETERS + "/"
     own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
@@ -26,9 +26,9 @@ def role_tensors(role: str, state: Mapping[str, Tensor]) -> dict[str, dict[str, 
 
 
 def trainer_state(tensors: Groups, role: str) -> dict[str, Tensor]:
-    """Return a role's tensors from a checkpoint, in the form that ``Trainer.restore()`` takes.
+    """Return a role's tensors from a checkpoint, ready for ``Trainer.restore()``.
 
-    Raises PlanError if the checkpoint does not have the role.
+    Raises PlanError if the role isn't in the checkpoint.
     """
     parameters, rest = (tensors.get(f"{role}.{kind}") for kind in (PARAMETERS, OPTIMIZER))
     if parameters is None or rest is None:
@@ -37,13 +37,14 @@ def trainer_state(tensors: Groups, role: str) -> dict[str, Tensor]:
 
 
 def roles_of(tensors: Groups) -> list[str]:
-    """Return the names of the roles whose parameters are in a checkpoint."""
+    """Return the names of the roles whose parameters a checkpoint has."""
     return [group.removesuffix("." + PARAMETERS) for group in tensors if group.endswith("." + PARAMETERS)]
 
 
 def no_role(role: str | None, tensors: Groups) -> PlanError:
-    """Return the error for a checkpoint without ``role``; or, if ``role`` is None, without exactly one
-    role."""
+    """Return the error for a checkpoint that doesn't have ``role`` or, if it is None, has several roles or
+    none.
+    """
     roles = roles_of(tensors)
     message = (
         f"the checkpoint has no role '{role}'"

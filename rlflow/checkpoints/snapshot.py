@@ -1,4 +1,4 @@
-"""A snapshot: all state that a run needs to continue after an iteration, in memory."""
+"""A snapshot: everything in memory that a run needs to continue after an iteration."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 class Snapshot:
     """The content of a checkpoint, in memory.
 
-    Raises PlanError for an invalid file name, a dtype that safetensors does not have, or state that is not
-    JSON.
+    Raises PlanError if a file name is invalid, safetensors doesn't support a dtype, or the state isn't JSON.
     """
 
     iteration: int  # number of finished iterations
@@ -49,7 +48,7 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        """Total bytes of all tensors and files. On disk, a checkpoint also has headers and the state."""
+        """The total size of all tensors and files in bytes. On disk, headers and the state come on top."""
         return sum(tensors.size(members) for members in self.tensors.values()) + sum(
             len(data) for data in self.files.values()
         )
@@ -77,8 +76,7 @@ def _refused(what: str, name: str, expected: str) -> PlanError:
 
 
 def host_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of the tensors in host memory, so that training can continue while the copies are
-    written.
+    """Copy tensors to host memory, so that training can continue while the copies are written.
 
     Tied tensors become separate tensors.
     """

@@ -1,7 +1,6 @@
-"""Write tensors as safetensors files, directly from memory without a second copy.
+"""Write tensors as safetensors files straight from memory, without a second copy.
 
-The writer of the safetensors library is not used, because it holds the interpreter's lock while it copies,
-which would block the training thread.
+The safetensors library's own writer holds the GIL while it copies, which would block the training thread.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ DTYPES = {
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:
-    """Return the total size of the tensors' data in bytes."""
+    """Return the total size of the tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
-    """Split tensors, in order, into groups of at most ``limit`` bytes, one for each file.
+    """Split tensors, in order, into groups of at most ``limit`` bytes, one group per file.
 
-    A tensor with more than ``limit`` bytes gets a file of its own.
+    A tensor larger than ``limit`` gets a file of its own.
     """
     out: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
@@ -50,8 +49,7 @@ def shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]
 
 
 def shard_names(stem: str, count: int) -> list[str]:
-    """Return the file names of ``count`` shards in Hugging Face's form, such as
-    ``STEM-00001-of-00002.safetensors``."""
+    """Return ``count`` file names in Hugging Face's style, such as ``STEM-00001-of-00002.safetensors``."""
     return (
         [f"{stem}.safetensors"]
         if count == 1
@@ -60,9 +58,9 @@ def shard_names(stem: str, count: int) -> list[str]:
 
 
 def pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file: the length of the header, the header, and the data without gaps.
+    """Yield the bytes of a safetensors file: the header's length, the header, and the data without gaps.
 
-    Tensors whose elements have more bytes come first, so that all data are aligned.
+    Tensors with wider elements come first, so that all data is aligned.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

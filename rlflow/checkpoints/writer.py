@@ -1,7 +1,7 @@
-"""Write checkpoints in a background thread. A failed save is reported and leaves earlier checkpoints
-unchanged.
+"""Write checkpoints in a background thread. If a save fails, this is reported and earlier checkpoints are
+kept.
 
-The writer writes a checkpoint under a temporary name, flushes it to the disk, and then renames it.
+Each checkpoint is written under a temporary name, flushed to disk, and then renamed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def _shout(message: str) -> None:
 
 
 class Writer:
-    """Saves snapshots of a run in a thread, and keeps the newest ``keep`` intact checkpoints.
+    """Saves a run's snapshots in a thread, and keeps the newest ``keep`` intact checkpoints.
 
-    The thread calls ``before`` before it writes a checkpoint, and ``on_failure`` with the message of each
-    failure. ``failures`` collects these messages. ``patience``: seconds that ``submit`` waits for the
-    previous snapshot. ``shard_bytes``: maximum size, in bytes, of a file with tensors. Only the process that
-    holds the run's lock may have a writer. Raises PlanError if the folder of checkpoints is a symbolic link.
+    The thread calls ``before`` before writing each checkpoint, and ``on_failure`` with a message whenever it
+    fails; the messages are also collected in ``failures``. ``patience``: how many seconds ``submit`` waits
+    for the previous snapshot. ``shard_bytes``: maximum size of a file with tensors. Make a writer only in the
+    process that holds the run's lock. Raises PlanError if the checkpoints folder is a symbolic link.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Writer:
     def submit(self, snapshot: Snapshot) -> None:
         """Queue a snapshot for writing.
 
-        If the previous snapshot is still being written, the call waits up to ``patience`` seconds. After
-        that, this snapshot replaces a snapshot that is still in the queue. Disk errors are not raised here.
-        Raises ValueError if the writer is closed.
+        If the previous snapshot is still being written, wait up to ``patience`` seconds. After that, any
+        snapshot waiting in the queue is replaced by this one. Disk errors aren't raised here. Raises
+        ValueError if the writer is closed.
         """
         with self._changed:
             if self._closed:
@@ -90,16 +90,15 @@ class Writer:
             )
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all submitted snapshots are written or have failed. Return False if this takes over
-        ``seconds``."""
+        """Wait until all submitted snapshots are written or have failed, or return False after ``seconds``."""
         with self._changed:
             return self._changed.wait_for(self._idle, seconds)
 
     def close(self, seconds: float = 600.0) -> bool:
-        """Wait for the submitted snapshots and end the thread. Return whether all of them ended within
+        """Finish the submitted snapshots and end the thread. Return False if this takes longer than
         ``seconds``.
 
-        If they did not, the call records a failure, and the next writer removes the unfinished files.
+        In that case, a failure is recorded, and the next writer removes the unfinished files.
         """
         done = self.wait(seconds)
         with self._changed:
@@ -140,9 +139,9 @@ class Writer:
             return snapshot
 
     def _attempt(self, what: str, action: Callable[[], None]) -> str:
-        """Run ``action`` and return the text of its error; "" if it succeeded.
+        """Run ``action`` and return its error as text, or "" if it succeeded.
 
-        An error is reported as a failure of ``what``, and is not raised.
+        The error isn't raised but reported as a failure of ``what``.
         """
         try:
             action()
@@ -184,10 +183,7 @@ class Writer:
         self._attempt(f"removing checkpoints older than iteration {snapshot.iteration}", self._prune)
 
     def _undo(self, aside: Path, pointer: Path, target: Path) -> None:
-        """Remove all files of a failed save.
-
-        If the pointer was already renamed, the checkpoint is complete and stays.
-        """
+        """Remove the files of a failed save. If ``latest`` already points to the checkpoint, keep it."""
         shutil.rmtree(aside, ignore_errors=True)
         if os.path.lexists(pointer):
             with contextlib.suppress(OSError):  # the original error is reported by the caller
@@ -204,8 +200,9 @@ class Writer:
             )
 
     def _prune(self) -> None:
-        """Remove all checkpoints except the newest ``keep`` intact ones, and damaged ones that are newer than
-        these."""
+        """Remove old checkpoints. Keep the newest ``keep`` intact ones, and damaged ones that are newer than
+        these.
+        """
         count = 1  # the checkpoint just written, which 'latest' names
         for path in folder.steps(self.folder):
             if path == self.saved:
@@ -226,10 +223,9 @@ class Writer:
 
 
 def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
-    """Write a snapshot into a new folder, flush it to the disk, and return the sha256 of the manifest.
+    """Write a snapshot to a new folder, flush it to disk, and return the sha256 of its manifest.
 
-    ``shard_bytes``: maximum size, in bytes, of a file with tensors. The manifest is written last. Raises
-    OSError.
+    ``shard_bytes``: maximum size of a file with tensors. The manifest is written last. Raises OSError.
     """
     os.mkdir(path)
     files: dict[str, FileEntry] = {}
