@@ -1,5 +1,5 @@
-"""Services of a run: processes such as a retriever or a judge, which rewards and environments call over HTTP.
+"""A run's services: processes such as a retriever or a judge, which rewards and environments call over HTTP.
 
-This package starts, supervises, restarts and ends services. Common servers are in `rlflow.services.serving`.
-The clients of servers are in `rlflow.processes.clients`.
+This package starts, supervises, restarts and ends them. See `rlflow.services.serving` for ready-made servers
+and `rlflow.processes.clients` for their clients.
 """

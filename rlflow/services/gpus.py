@@ -1,4 +1,4 @@
-"""Division of this machine's GPUs: each service gets its own GPUs, and the run gets the remaining ones."""
+"""Divide this machine's GPUs: each service gets its own, and the run gets the rest."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def visible(count: int) -> list[str]:
     """Return the names of the GPUs that this process may use.
 
-    These are the GPUs in CUDA_VISIBLE_DEVICES. Without this variable, they are all ``count`` GPUs of the
-    machine.
+    These are the ones in CUDA_VISIBLE_DEVICES or, if it isn't set, all ``count`` GPUs of the machine.
     """
     named = os.environ.get(VISIBLE)
     return (
@@ -28,10 +27,10 @@ def visible(count: int) -> list[str]:
 def share(
     services: Iterable[Service], there: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """Return service name → GPUs of the service, and the remaining GPUs for the run.
+    """Assign GPUs to services. Return the GPUs of each service by name, and the GPUs left for the run.
 
-    ``there``: all GPUs that can be used. Services get GPUs from the end of this list, because a run uses the
-    first ones. Raises PlanError if there are too few GPUs.
+    ``there``: all available GPUs. A run uses the first GPUs, so services get theirs from the end of the list.
+    Raises PlanError if there are too few.
     """
     left, shares = tuple(there), dict[str, tuple[str, ...]]()
     for each in services:

@@ -1,4 +1,4 @@
-"""Supervision of a service's process: a thread checks that it is alive and answers, or restarts it."""
+"""Supervise a service's process: a thread checks that it is alive and responding, and restarts it if not."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Note = Callable[[str], object]
 
 
 class Member:
-    """Supervisor of a service's process: starts it, waits until it is healthy, and keeps it running.
+    """Starts a service's process, waits until it is healthy, and keeps it running.
 
-    ``changed``: a function that is called, from several threads, when the state of the process changes.
+    ``changed``: called whenever the state of the process changes, from any thread.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class Member:
         self._thread = threading.Thread(target=self._keep, name=f"service {recipe.name}", daemon=True)
 
     def start(self) -> None:
-        """Start the process. Raises OSError if its command cannot be started."""
+        """Start the process. Raises OSError if the command can't be started."""
         with self._lock:
             if not self._closing.is_set():
                 self.process = ServiceProcess(self.recipe.command, self.log, self.recipe.variables, self._run)
                 self.starts += 1
 
     def wait_until_serving(self) -> str:
-        """Wait until the process serves. Return an empty string, or the reason why it does not serve."""
+        """Wait until the process is serving. Return "" if it is, or the reason why it isn't."""
         process = self.process
         assert process is not None
         limit, why = process.began + self.recipe.wait, ""
@@ -62,14 +62,14 @@ class Member:
                 return f"{why}, {self.recipe.wait:g} s after its start"
 
     def keep(self) -> None:
-        """Start a thread that supervises the process. Call this once the process serves."""
+        """Start a thread that supervises the process. Call this once it is serving."""
         self._is("serving")
         self._thread.start()
 
     def move_log(self, folder: Path) -> None:
-        """Move the process's log into ``folder``, which must be on the same file system.
+        """Move the process's log to ``folder``, which must be on the same filesystem. Raises OSError.
 
-        The process continues to write to the log. Raises OSError.
+        The process keeps writing to the moved file.
         """
         with self._lock:
             endings = itertools.chain([""], (f".{again}" for again in itertools.count(2)))
@@ -80,7 +80,7 @@ class Member:
             self.log = place
 
     def ask_to_end(self) -> None:
-        """Ask the process to end. It is not restarted after this."""
+        """Ask the process to end, and don't restart it."""
         self._closing.set()
         with self._lock:
             if self.process is not None:
@@ -128,9 +128,9 @@ class Member:
             )
 
     def _wait_for_failure(self) -> str:
-        """Wait until the process ends. If it neither answers nor computes for too long, kill it.
+        """Wait until the process ends, and kill it if it neither responds nor computes for too long.
 
-        Returns a string that says what happened; empty if the service was closed.
+        Returns what happened as text, or "" if the service is being closed.
         """
         process = self.process
         assert process is not None
@@ -149,26 +149,26 @@ class Member:
 
 
 class Silence:
-    """Measures for how long a process has neither answered nor computed.
+    """Measures how long a process has been neither responding nor computing.
 
-    Time during which this process itself could not check does not count.
+    Time during which this process itself couldn't check isn't counted.
     """
 
     def __init__(
         self, most: float, worked: Callable[[], float], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start to measure.
+        """Start measuring.
 
-        ``most``: how many seconds of silence are allowed. ``worked``: a function that returns the CPU seconds
-        that the process has used so far. ``clock``: a function that returns the time in seconds.
+        ``most``: how many seconds of silence are allowed. ``worked``: returns how many CPU seconds the
+        process has used so far. ``clock``: returns the time in seconds.
         """
         self._most, self._worked, self._clock = most, worked, clock
         self._idle, self._looked, self._used = 0.0, clock(), worked()
 
     def lasts(self, silent: bool) -> bool:
-        """Record the result of a health check, and return whether the silence has lasted too long.
+        """Record the result of a health check, and return whether the silence has gone on for too long.
 
-        ``silent``: whether the process did not answer the check.
+        ``silent``: true if the process didn't respond to the check.
         """
         now, used = self._clock(), self._worked()
         elapsed = min(now - self._looked, 3 * PROBE)

@@ -1,6 +1,6 @@
 """The health check of a service.
 
-A service serves if its health path returns status 200. If it has no health path, it serves if it accepts a
+A service is healthy if its health path returns status 200 or, if it has no health path, if it accepts a
 connection.
 """
 
@@ -14,10 +14,9 @@ from rlflow.processes.clients.http import HttpClient
 
 
 def unhealthy(url: str, path: str, seconds: float) -> str:
-    """Return why a service does not serve now; empty if it serves.
+    """Return why a service isn't serving right now, or "" if it is.
 
-    ``url``: the service's URL. ``path``: its health path, or an empty string. ``seconds``: time limit for the
-    check.
+    ``path``: the service's health path, or "". ``seconds``: time limit for the check.
     """
     try:
         if not path:

@@ -1,4 +1,4 @@
-"""Recipe of a service's process: its command, address and environment variables."""
+"""How to start a service's process: its command, address and environment variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is needed to start the process of a service: its command, address and environment variables."""
+    """Everything needed to start a service's process."""
 
     name: str  # name of the service
     command: Sequence[str]
@@ -34,10 +34,10 @@ def recipe(
     gpus: Sequence[str],
     variables: Mapping[str, str],
 ) -> Recipe:
-    """Return the recipe for the process of a service.
+    """Return the recipe for a service's process.
 
-    ``urls``: name → URL of every service. ``gpus``: the GPUs of the process. ``variables``: environment
-    variables with the URLs of all services.
+    ``urls``: the URL of every service, by name. ``gpus``: the GPUs the process may use. ``variables``:
+    environment variables with the URLs of all services.
     """
     own = {VISIBLE: ",".join(gpus), PORT: str(place.port)}
     threads = dict.fromkeys(THREADS, str(service.cpus)) if service.cpus else {}

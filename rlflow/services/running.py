@@ -1,4 +1,4 @@
-"""The services of a run, from their start to their end."""
+"""A run's services, from start to end."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Gpus = Mapping[str, Sequence[str]]  # service → its GPUs
 
 
 class Services:
-    """The services of a run: starts them, waits until they serve, keeps them running, and ends them.
+    """Starts a run's services, waits until they are serving, keeps them running, and ends them.
 
-    Services that the run does not start are only waited for.
+    For services that aren't started by the run, it only waits.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Services:
         run: str,
         note: Note = lambda text: None,
     ) -> None:
-        """Prepare the services of a run, without starting them.
+        """Prepare a run's services without starting them.
 
-        ``places``: service name → address. ``gpus``: service name → GPUs. ``logs``: the folder for the output
-        of services. ``start`` creates this folder, and ``close`` removes it; ``settle`` moves its content
-        into the run's folder. ``run``: the run's name in the process tag. ``note``: a function that gets
-        messages for the user.
+        ``places`` and ``gpus``: the address and the GPUs of each service, by name. ``logs``: a folder for the
+        services' output. ``start`` creates it, ``settle`` moves its content to the run's folder, and
+        ``close`` removes it. ``run``: the run's name, for the process tag. ``note``: called with messages for
+        the user.
         """
         self.services, self._places, self._logs, self._note = tuple(services), places, logs, note
         self._lock, self._closing = threading.Lock(), threading.Event()
@@ -75,13 +75,13 @@ class Services:
 
     @property
     def away(self) -> float:
-        """Maximum number of seconds for which services can be unavailable: the time of all restarts."""
+        """The longest time for which services can be unavailable, in seconds: the total time of all restarts."""
         return sum(pause + member.recipe.wait for member in self.members for pause in PAUSES)
 
     def start(self) -> None:
-        """Start the processes of all services, and set the environment variables with their URLs.
+        """Start all services' processes, and set the environment variables with their URLs.
 
-        If a command cannot be started, all processes are ended and PlanError is raised.
+        If a command can't be started, this ends all processes and raises PlanError.
         """
         os.environ.update(self._variables)
         try:
@@ -94,16 +94,16 @@ class Services:
             raise
 
     def ready(self) -> None:
-        """Wait until all services serve, then start to supervise them.
+        """Wait until all services are serving, then start supervising them.
 
-        Raises one PlanError for all services that do not serve within their ``wait``.
+        Raises a single PlanError that lists all services that aren't serving within their ``wait``.
         """
         PlanError.refuse([*filter(None, map(_unready, self.members)), *_external_problems(self.services)])
         for member in self.members:
             member.keep()
 
     def settle(self, folder: Path) -> None:
-        """Move the output of services into the run's folder, and from now on record their state there."""
+        """Move the services' output to the run's folder. From now on, their state is recorded there too."""
         own = folder / served.FOLDER
         try:
             for member in self.members:
@@ -117,8 +117,7 @@ class Services:
     def close(self, ended_well: bool = False) -> None:
         """End all processes that were started.
 
-        ``ended_well``: whether the run was successful. In this case, each process first continues for its
-        ``delay``.
+        ``ended_well``: whether the run succeeded. If so, each process keeps running for its ``delay`` first.
         """
         waited = 0.0
         try:
@@ -143,7 +142,7 @@ class Services:
             shutil.rmtree(self._logs, ignore_errors=True)
 
     def _changed(self) -> None:
-        """Update the file that tells clients about unavailable services, and services.json."""
+        """Update services.json, and the file that tells clients how long services may be unavailable."""
         # without this file, a request does not wait beyond its own deadline
         with self._lock, contextlib.suppress(OSError):
             self._outages.last_until(
@@ -152,7 +151,7 @@ class Services:
         self._show()
 
     def _show(self) -> None:
-        """Write services.json into the run's folder. If the file cannot be written, the services continue."""
+        """Write services.json to the run's folder. If this fails, the services keep running."""
         with self._lock:
             if self._folder is None or not self.services:
                 return
@@ -198,7 +197,7 @@ def _start(member: Member) -> None:
 
 
 def _unready(member: Member) -> Problem | None:
-    """Wait for a service that the run has started. Return a problem if it does not serve, otherwise None."""
+    """Wait for a service that the run has started. Return a problem if it doesn't serve, or None if it does."""
     why = member.wait_until_serving()
     if not why:
         return None
@@ -217,12 +216,12 @@ def _unready(member: Member) -> Problem | None:
 
 
 def _sign(url: str, health: str) -> str:
-    """Return a string that describes the answer by which rlflow recognises a working service."""
+    """Describe the response that shows that a service is working."""
     return f"status 200 from {url}{health}" if health else f"a connection at {url}"
 
 
 def _external_problems(services: Iterable[Service]) -> Iterator[Problem]:
-    """Wait for the services that the run does not start. Yield a problem for each that does not serve."""
+    """Wait for the services that the run doesn't start, and yield a problem for each one that doesn't serve."""
     for each in services:
         if each.external and (why := _wait_for_external(each)):
             yield Problem(
@@ -235,7 +234,7 @@ def _external_problems(services: Iterable[Service]) -> Iterator[Problem]:
 
 
 def _wait_for_external(service: Service) -> str:
-    """Wait until a service serves. Return an empty string, or why it does not serve within its ``wait``."""
+    """Wait until a service is serving. Return "", or the reason if it isn't serving within its ``wait``."""
     limit, turn = time.monotonic() + service.wait, threading.Event()
     while why := unhealthy(service.run.rstrip("/"), service.health, PROBE):
         if time.monotonic() > limit:
@@ -245,7 +244,7 @@ def _wait_for_external(service: Service) -> str:
 
 
 def _end(members: Iterable[Member]) -> None:
-    """Ask all processes to end, then kill those that do not end in time."""
+    """Ask all processes to end, then kill those that don't end in time."""
     there = [member for member in members if not member.over]
     for member in there:
         member.ask_to_end()

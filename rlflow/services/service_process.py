@@ -1,7 +1,7 @@
 """One process of a service.
 
-It runs in its own session and has a process tag. Its output is written into a file. When it is ended, all its
-child processes are ended too.
+It runs in its own session, carries a process tag, and writes its output to a file. All its child processes
+end with it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ TAIL = 8192  # last bytes of the output in which these lines are searched
 
 
 class ServiceProcess:
-    """A running process of a service."""
+    """A service's process, started when this object is made."""
 
     def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str], run: str) -> None:
         """Start the process.
 
-        ``log``: the file for its output. ``variables``: environment variables in addition to this process's.
-        ``run``: the run's name in the process tag. Raises OSError if the command cannot be started.
+        ``log``: the file for its output. ``variables``: environment variables to add to this process's own.
+        ``run``: the run's name, for the process tag. Raises OSError if the command can't be started.
         """
         mark = secrets.token_hex(8)
         self.began = time.monotonic()
@@ -65,13 +65,14 @@ class ServiceProcess:
 
     @property
     def pid(self) -> int:
-        """The pid of the process."""
+        """The process ID."""
         return self.child.pid
 
     def ended_within(self, seconds: float) -> int | None:
-        """Wait up to ``seconds`` for the process to end. Return its exit code; None if it is still running.
+        """Wait up to ``seconds`` for the process to end. Return its exit code, or None if it is still
+        running.
 
-        If a signal ended the process, the code is the negative number of the signal.
+        If a signal ended the process, the code is the signal's negative number.
         """
         try:
             code = self.child.wait(seconds)
@@ -81,17 +82,17 @@ class ServiceProcess:
         return code
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM to the process and its group. If the process is stopped, continue it first."""
+        """Send SIGTERM to the process and its group. If the process is suspended, it is resumed."""
         self.child.signal_group(signal.SIGTERM)
         self.child.signal_group(signal.SIGCONT)
 
     def end(self, seconds: float = 0.0) -> None:
-        """Wait up to ``seconds`` for the process to end. Then kill it, and all its child processes."""
+        """Wait up to ``seconds`` for the process to end, then kill it and all its child processes."""
         self.ended_within(seconds)
         self.child.end()
 
     def worked(self) -> float:
-        """Return the CPU seconds that the process and its children have used; 0 if it has ended."""
+        """Return the CPU seconds used by the process and its children, or 0 if it has ended."""
         total = 0.0
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self.pid)
@@ -103,9 +104,9 @@ class ServiceProcess:
 
 
 def _keep(output: IO[bytes], file: IO[bytes]) -> None:
-    """Copy a process's output into a file, line by line and with secrets masked, until the output is closed.
+    """Copy a process's output to a file line by line, with secrets masked, until the output is closed.
 
-    If the disk is full, lines are lost, but the service continues.
+    If the disk is full, lines are lost but the service keeps running.
     """
     mask = MaskedLines()
 
@@ -122,10 +123,10 @@ def _keep(output: IO[bytes], file: IO[bytes]) -> None:
 
 
 def environment(variables: Mapping[str, str], run: str, mark: str) -> dict[str, str]:
-    """Return the environment variables for a service.
+    """Return the environment variables for a service's process.
 
-    They are this process's variables, with the folder of this `python` and `rlflow` first in PATH.
-    ``variables``: further variables. ``run``, ``mark``: names for the process tag.
+    These are this process's own variables plus ``variables``. PATH starts with the folder of this `python`
+    and `rlflow`. ``run``, ``mark``: names for the process tag.
     """
     names = os.environ.get(process_tag.MARK, "").split("/")
     marks = [name for name in (*names, *(() if run in names else (run,)), mark) if name]
@@ -142,9 +143,9 @@ def environment(variables: Mapping[str, str], run: str, mark: str) -> dict[str, 
 
 
 def ending(code: int) -> str:
-    """Return a string that says how a process ended.
+    """Describe how a process ended.
 
-    ``code``: its exit code, or the negative number of the signal that ended it.
+    ``code``: its exit code or, if a signal ended it, the signal's negative number.
     """
     if code >= 0:
         return f"exited with code {code}"
@@ -155,7 +156,7 @@ def ending(code: int) -> str:
 
 
 def last_lines(log: Path) -> str:
-    """Return the last lines of a service's log, with control characters escaped; empty if there are none."""
+    """Return the last lines of a service's log with control characters escaped, or "" if there are none."""
     try:
         with open(log, "rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,5 +1,4 @@
-"""Servers of `rlflow serve`: a retriever, a reward and a code runner over HTTP.
+"""The servers of `rlflow serve`: a retriever, a reward and a code runner over HTTP.
 
-They answer requests in the formats of other projects' clients. `rlflow.services` starts and ends them for a
-run.
+They speak the formats that other projects' clients use. In a run, `rlflow.services` starts and ends them.
 """

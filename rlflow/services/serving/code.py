@@ -1,10 +1,10 @@
-"""`rlflow serve code`: runs untrusted Python code, with requests in the format of SandboxFusion.
+"""`rlflow serve code` runs untrusted Python code. It accepts requests in SandboxFusion's format.
 
 ``POST /run_code`` with ``{"code": …, "language": "python", "stdin": …, "run_timeout": …, "memory_limit_MB":
 …, "files": {name: base64}}`` returns ``{"status": "Success" | "Failed" | "SandboxError", "message": …,
-"run_result": {"status", "return_code", "stdout", "stderr", "execution_time"}, …}``. Each request runs in its
-own process in a sandbox. This process has no network, starts no programs, sees no other process and writes no
-files. It can read only the request's files, the interpreter and the installed packages.
+"run_result": {"status", "return_code", "stdout", "stderr", "execution_time"}, …}``. Each request runs in a
+sandboxed process of its own, which has no network, can't start programs, can't see other processes and can't
+write files. It can read only the request's files, the interpreter and the installed packages.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Code(BaseModel):
 
 
 def runner(parallel: int, unsafe: bool = False) -> Any:
-    """Return the application that runs code, in at most ``parallel`` processes at the same time.
+    """Return the web application that runs code, in up to ``parallel`` processes at once.
 
-    Raises PlanError if this machine does not support a part of the sandbox, unless ``unsafe`` is true.
+    Raises PlanError if this machine lacks some part of the sandbox, unless ``unsafe`` is true.
     """
     lacks = probe.missing("code")
     if lacks and not unsafe:
@@ -84,10 +84,10 @@ def runner(parallel: int, unsafe: bool = False) -> Any:
 
 
 class Folder:
-    """A server's temporary folder, which contains a folder for each request.
+    """A server's temporary folder, with a subfolder for each request.
 
-    The folder is locked while the server runs. If the server was killed, the next server finds the folder
-    unlocked and removes it.
+    It stays locked while the server runs. If the server is killed, the next one finds the folder unlocked and
+    removes it.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Folder:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove the folder of a server that has ended, if it belongs to this user."""
+    """Remove the folder of a server that is no longer running, if it belongs to this user."""
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -118,9 +118,9 @@ def _remove_left(path: Path) -> None:
 
 
 def run_request(request: Code, where: str | None = None) -> dict[str, Any]:
-    """Run the code in a request, and return the answer in SandboxFusion's format.
+    """Run the code in a request, and return the response in SandboxFusion's format.
 
-    ``where``: the folder in which the request's own folder is created; None: the system's temporary folder.
+    ``where``: where to create a folder for the request; None for the system's temporary folder.
     """
     refused = unsupported(request)
     if refused:
@@ -136,7 +136,7 @@ def run_request(request: Code, where: str | None = None) -> dict[str, Any]:
 
 
 def unsupported(request: Code) -> str:
-    """Return why a request is not supported; an empty string if it is supported."""
+    """Return why a request isn't supported, or "" if it is."""
     if request.language not in LANGUAGES:
         return f"language: found {request.language!a}, expected one of {listed(LANGUAGES)}"
     for name, text in (("code", request.code), ("stdin", request.stdin or "")):
@@ -159,10 +159,10 @@ def _answer(status: str, message: str, result: Mapping[str, Any] | None) -> dict
 
 
 def _place(files: Mapping[str, str | None], folder: Path) -> None:
-    """Write the files of a request into ``folder``.
+    """Write a request's files to ``folder``.
 
-    ``files``: name → base64 content. Raises ValueError or OSError if a name leads outside the folder, or if a
-    content is not base64.
+    ``files``: name → base64 content. Raises ValueError or OSError if a name points outside the folder or
+    content isn't base64.
     """
     for name, content in files.items():
         path = PurePosixPath(name)
@@ -176,7 +176,7 @@ def _place(files: Mapping[str, str | None], folder: Path) -> None:
 
 
 def _run(request: Code, folder: str) -> dict[str, Any]:
-    """Run the code in a separate process, and return the answer. The process is killed at its deadline."""
+    """Run the code in a separate process and return the response. The process is killed at its deadline."""
     memory = min(request.memory_limit_MB, MOST_MEGABYTES) if request.memory_limit_MB > 0 else MEGABYTES
     seconds = min(request.run_timeout if request.run_timeout > 0 else SECONDS, LONGEST)
     done = sandboxed.ended(request.code, folder, memory, seconds, request.stdin or "")

@@ -1,11 +1,11 @@
-"""`rlflow serve retrieve CORPUS`: searches passages, with requests in the format of verl and SkyRL-gym.
+"""`rlflow serve retrieve CORPUS` searches passages. It accepts requests in the format of verl and SkyRL-gym.
 
-``POST /retrieve`` takes ``{"queries": […]}``, or ``{"query": "…"}`` for one query, and optionally ``topk``
-and ``return_scores``. It returns ``{"result": [[…], …]}``: a list of documents for each query, the best
-first. A document is ``{"id": …, "contents": "…", "text": "…"}``; in ``contents``, the title is on the first
-line. With ``return_scores``, each document is returned as ``{"document": …, "score": …}``.
+``POST /retrieve`` takes ``{"queries": […]}``, or ``{"query": "…"}`` for a single query, and optionally
+``topk`` and ``return_scores``. It returns ``{"result": [[…], …]}``: a list of documents for each query, best
+first. A document is ``{"id": …, "contents": "…", "text": "…"}``, where the first line of ``contents`` is the
+title. With ``return_scores``, it becomes ``{"document": …, "score": …}``.
 
-Passages are ranked by BM25, or with faiss by the embeddings of a local encoder.
+Passages are ranked by BM25 or, with faiss, by the embeddings of a local encoder.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ READ_TOKENS = 256  # tokens after which a text is truncated
 class Vectors:
     """An index that ranks texts by embeddings.
 
-    The embedding of a text is the mean of a model's last hidden states over the text's tokens, scaled to
-    length 1. The score of a text is the inner product of its embedding and the query's.
+    A text's embedding is the mean of the model's last hidden states over all tokens, scaled to length 1.
+    Texts are scored by the inner product of their embedding with the query's.
     """
 
     def __init__(self, texts: Sequence[str], folder: Path) -> None:
-        """Encode ``texts`` with the model in ``folder``, a Hugging Face folder with a tokenizer.
+        """Encode ``texts`` with a Hugging Face model and its tokenizer, from ``folder``.
 
-        Raises PlanError if the model cannot be used.
+        Raises PlanError if the model can't be used.
         """
         self._faiss = require("faiss", "vectors")
         from transformers import AutoModel
@@ -58,14 +58,14 @@ class Vectors:
         self._count = len(texts)
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """Return (number of a passage, score) for the ``count`` best passages, best first."""
+        """Return the ``count`` best passages, best first, as (index of the passage, score)."""
         with self._turn:
             scores, places = self._index.search(self._encoded([query]).numpy(), min(count, self._count))
         return [(int(place), float(score)) for place, score in zip(places[0], scores[0], strict=True)]
 
     @torch.inference_mode()
     def _encoded(self, texts: Sequence[str]) -> torch.Tensor:
-        """Return the embeddings of texts, float32 [texts, width]. Each row has length 1."""
+        """Return the texts' embeddings, float32 [texts, width]. Each row has length 1."""
         tokens = self._tokenizer(
             list(texts), padding=True, truncation=True, max_length=READ_TOKENS, return_tensors="pt"
         )
@@ -86,7 +86,7 @@ class Index(Protocol):
     """An index that ranks passages for a query."""
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """Return (number of a passage, score) for the ``count`` best passages, best first."""
+        """Return the ``count`` best passages, best first, as (index of the passage, score)."""
 
 
 class Query(BaseModel):
@@ -105,16 +105,16 @@ class Query(BaseModel):
 
     @property
     def all(self) -> list[str]:
-        """The list of all queries in the request."""
+        """All queries in the request."""
         return [*self.queries, *([self.query] if self.query is not None else [])]
 
 
 def retriever(corpus: Path, encoder: Path | None, topk: int) -> Any:
-    """Return the application that searches a corpus.
+    """Return the web application that searches a corpus.
 
-    ``encoder``: the folder of a local model, whose embeddings rank the passages; None: BM25. ``topk``: number
-    of passages per query, if a request gives no number. Raises PlanError if the corpus or the encoder cannot
-    be used.
+    ``encoder``: the folder of a local model whose embeddings rank the passages, or None for BM25. ``topk``:
+    how many passages to return per query if the request doesn't say. Raises PlanError if the corpus or the
+    encoder can't be used.
     """
     passages = Passages.of(corpus)
     index = _index(passages, encoder)

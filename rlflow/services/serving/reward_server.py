@@ -1,13 +1,12 @@
-"""`rlflow serve reward`: rewards over HTTP, in the request formats of OpenRLHF and SkyPilot.
+"""`rlflow serve reward` scores rows over HTTP. It accepts requests in the formats of OpenRLHF and SkyPilot.
 
-``POST /get_reward`` is OpenRLHF's format for remote reward models, which `--reward URL` also uses. It takes
-``{"query": […], "prompts": […], "labels": […]}``; a query is a prompt followed by its completion. It returns
-``{"rewards": […]}`` with the weighted sum of all rewards for each row, or null for a row without a score. The
-answer also has ``missing``, which maps each cause to the number of rows without a score.
+``POST /get_reward`` uses OpenRLHF's format for remote reward models, as does ``--reward URL``. It takes
+``{"query": […], "prompts": […], "labels": […]}``, where a query is a prompt followed by its completion. It
+returns ``{"rewards": […]}``: the weighted sum of all rewards for each row, or null if the row has no score.
+The response also has ``missing``, which says how many rows have no score, by cause.
 
-``POST /batch_reward`` is the format of SkyPilot's reward server. It takes
-``{"items": [{"prompt", "response", "ground_truth"}, …]}`` and returns
-``{"rewards": [{"reward", "correct"}, …], "accuracy"}``.
+``POST /batch_reward`` uses the format of SkyPilot's reward server. It takes ``{"items": [{"prompt",
+"response", "ground_truth"}, …]}`` and returns ``{"rewards": [{"reward", "correct"}, …], "accuracy"}``.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class Question(BaseModel):
     labels: list[Any] = []
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the request, with the columns that rewards can read.
+        """Return the request's rows, with the columns that rewards can read.
 
-        Raises ValueError if the lists of the request differ in length.
+        Raises ValueError if the request's lists differ in length.
         """
         labels = self.labels or [None] * len(self.query)
         if not len(self.query) == len(self.prompts) == len(labels):
@@ -73,7 +72,7 @@ class ScoredItems(BaseModel):
 
 
 def _row(prompt: str, completion: str, label: Any) -> dict[str, str]:
-    """Return a row as column name → value, with the columns that rewards can read."""
+    """Return a row with the columns that rewards can read, as column name → value."""
     text = "" if label is None else label if isinstance(label, str) else str(label)
     return {"prompt": prompt, "completion": completion, "answer": text, "label": text}
 
@@ -84,10 +83,7 @@ class RowScorer(Protocol):
     weight: float
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
-        """Return the score of each row, and cause → number of rows without a score.
-
-        A missing score is NaN.
-        """
+        """Return a score per row (NaN if missing), and how many rows have no score, by cause."""
 
 
 class ServedRewards:
@@ -98,8 +94,8 @@ class ServedRewards:
     ) -> None:
         """Load the rewards.
 
-        ``timeout``: time limit in seconds for each row. Raises PlanError if a reward reads a column that
-        requests do not have.
+        ``timeout``: time limit per row, in seconds. Raises PlanError if a reward reads a column that requests
+        don't have.
         """
         texts = bind([spec for spec in specs if spec.judges_text], pool, DataShape({}, MATCH), timeout)
         for reward in texts:
@@ -108,7 +104,7 @@ class ServedRewards:
         self.scorers: list[RowScorer] = [*map(_Text, texts), *models]
 
     def rewards(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the answer to a request with these rows."""
+        """Score the rows and return the response to send."""
         total, missing = [0.0] * len(rows), Counter[str]()
         for scorer in self.scorers:
             scores, lacking = scorer.scores(rows)
@@ -121,13 +117,13 @@ class ServedRewards:
 
 
 class _Text:
-    """A reward function, which scores text in the processes of a pool."""
+    """A reward function that scores text in a pool of processes."""
 
     def __init__(self, reward: Reward) -> None:
         self.weight, self._reward = reward.weight, reward
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
-        """Return the score of each row, and cause → number of rows without a score."""
+        """Return a score per row, and how many rows have no score, by cause."""
         names = [name for name in (*self._reward.reads, *self._reward.optional) if name in GIVEN]
         values = [[row[name] for name in names] for row in rows]
         results = self._reward.judged(
@@ -137,7 +133,7 @@ class _Text:
 
 
 class _Model:
-    """A reward model. It tokenizes the prompt and the completion separately, so that no token spans both."""
+    """A reward model. The prompt and the completion are tokenized separately, so no token spans both."""
 
     def __init__(self, spec: RewardSpec, device: str) -> None:
         kind = side_class("local", "trainer")
@@ -145,7 +141,7 @@ class _Model:
         self._trainer = kind(ModelSpec(Path(spec.path), "scores", device=device), kind.Settings())
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
-        """Return the score of each row, and cause → number of rows without a score."""
+        """Return a score per row, and how many rows have no score, by cause."""
         prompts = self._encoder.prompts([row["prompt"] for row in rows])
         completions = [
             self._encoder.tokenizer(row["completion"], add_special_tokens=False)["input_ids"] for row in rows
@@ -182,7 +178,7 @@ def _check(reward: Reward) -> None:
 
 
 def reward_application(served: ServedRewards, names: Sequence[str]) -> Any:
-    """Return the application that scores rows. ``names``: the names of the rewards, for /health."""
+    """Return the web application that scores rows. ``names``: the rewards' names, shown by /health."""
     from fastapi import HTTPException
 
     app = application("reward", lambda: {"rewards": list(names)})

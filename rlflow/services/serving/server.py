@@ -1,4 +1,4 @@
-"""Parts that all servers share: address, token, `/health`, and `/metrics` for Prometheus."""
+"""What all servers have in common: address, token, `/health`, and `/metrics` for Prometheus."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ def application(
     """Return a FastAPI application with `/health` and `/metrics`.
 
     `/health` returns the result of ``health``. If the environment variable RLFLOW_SERVE_TOKEN is set, all
-    paths except `/health` require this token as ``Authorization: Bearer``. ``longest``: maximum size of a
-    request's body in bytes. ``end``: a function that is called when the server ends. Raises PlanError if a
-    package is missing.
+    other paths require this token as ``Authorization: Bearer``. ``longest``: maximum size of a request body,
+    in bytes. ``end``: called when the server ends. Raises PlanError if a package is missing.
     """
     fastapi, prometheus = require("fastapi", EXTRA), require("prometheus_client", EXTRA)
     responses, exceptions = require("fastapi.responses", EXTRA), require("fastapi.exceptions", EXTRA)
@@ -51,7 +50,7 @@ def application(
     async def malformed(request: Any, error: Any) -> Any:
         """Return a response that describes the error without quoting the request.
 
-        A quoted text could contain a lone surrogate, which cannot be sent.
+        The request's text could contain a lone surrogate, which can't be sent.
         """
         detail = [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]
         return fastapi.Response(json.dumps({"detail": detail}), 422, media_type="application/json")
@@ -77,8 +76,9 @@ def application(
 
 
 def _counted(app: Any, registry: Any, prometheus: Any, responses: Any) -> Callable[..., Awaitable[Any]]:
-    """Return middleware that refuses requests without the token, and counts and times all requests in
-    ``registry``."""
+    """Return middleware that rejects requests without the token, and counts and times requests in
+    ``registry``.
+    """
     requests = prometheus.Counter(
         "rlflow_requests", "Requests, by path and status.", ("path", "status"), registry=registry
     )
@@ -102,10 +102,10 @@ def _counted(app: Any, registry: Any, prometheus: Any, responses: Any) -> Callab
 
 
 class _Bounded:
-    """Refuses requests whose body has more than ``longest`` bytes.
+    """Rejects requests with a body of more than ``longest`` bytes.
 
-    If a request gives its length, it is refused before its body is read. Otherwise, it is refused once too
-    many bytes have arrived.
+    If the request states its length, it is rejected before the body is read, otherwise as soon as too many
+    bytes have arrived.
     """
 
     def __init__(self, app: Any, longest: int, refusal: Any) -> None:
@@ -134,7 +134,7 @@ class _Bounded:
 
 
 class _Paths:
-    """The paths of an application. It also finds paths that are added later."""
+    """An application's paths, including those added later."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -144,7 +144,7 @@ class _Paths:
 
 
 def allowed(header: str, token: str) -> bool:
-    """Return whether a request may be answered. If ``token`` is empty, every request may be answered.
+    """Return whether to answer a request. Without a token (""), every request is answered.
 
     ``header``: the request's Authorization header.
     """
@@ -152,7 +152,7 @@ def allowed(header: str, token: str) -> bool:
 
 
 def check_host(host: str) -> None:
-    """Raise PlanError if other machines can reach the address ``host`` but no token is set."""
+    """Raise PlanError if no token is set although other machines can reach ``host``."""
     try:
         inside = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -173,7 +173,7 @@ def check_host(host: str) -> None:
 
 
 def chosen_port(port: int | None) -> int:
-    """Return the port on which to listen: ``port``, else the environment variable PORT, else 8000.
+    """Return the port to listen on: ``port`` or else the environment variable PORT or else 8000.
 
     A run sets PORT for its services. Raises PlanError if PORT is invalid.
     """
@@ -190,6 +190,6 @@ def chosen_port(port: int | None) -> int:
 
 
 def serve(app: Any, host: str, port: int) -> None:
-    """Serve an application at this address. Returns when a signal ends the server."""
+    """Serve an application until a signal ends the server."""
     uvicorn = require("uvicorn", EXTRA)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2)
