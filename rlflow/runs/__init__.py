@@ -1,6 +1,6 @@
-"""The life of a run: it is prepared, started or resumed, iterates, recovers from lost workers, and ends.
+"""A run from start to end: preparing, starting or resuming it, iterating, and recovering from lost workers.
 
-This package also has the files of the run's folder, and compares the inputs of a resumed run with those at
-its start. `rlflow.execution` executes nodes, `rlflow.checkpoints` has the checkpoint format, and
-`rlflow.monitoring` has the displays.
+This package also writes the files in the run's folder, and compares a resumed run's inputs with those at its
+start. See `rlflow.execution` for how nodes are executed, `rlflow.checkpoints` for the checkpoint format, and
+`rlflow.monitoring` for displays.
 """

@@ -1,5 +1,6 @@
-"""The Python API: configurations from keywords or flags, reasons to refuse a run, and role objects
-(``rlflow.roles``)."""
+"""The Python API: configurations from keywords or flags, role objects (``rlflow.roles``), and checks of
+whether a run could start.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +44,12 @@ from rlflow.runs.run_services import gpu_shares, settings_with_urls
 def resolve_config(
     flow: Flow, hp: Any, values: Mapping[str, Any], use_packaged_task: bool = True, fetch: bool = True
 ) -> tuple[RunConfig, Any]:
-    """Return the configuration of a run and the settings of its flow.
+    """Return a run's configuration and its flow's settings.
 
-    ``hp``: the flow's settings as an object or a dict, or None. ``values``: keywords or flags, by name.
-    Values that are not given come from the packaged task, unless ``use_packaged_task`` is false. Names on the
-    Hub are pinned to commits. Models are fetched without their weights, unless ``fetch`` is false. From now
-    on, rlflow masks secrets among the values in all output. Raises PlanError for invalid values.
+    ``hp``: the flow's settings as an object or a dict, or None. ``values``: keywords or flags, by name. The
+    packaged task fills in missing values, unless ``use_packaged_task`` is false. Names on the Hub are pinned
+    to commits, and models are downloaded without their weights, unless ``fetch`` is false. Secrets among the
+    values are masked in all output from now on. Raises PlanError for invalid values.
     """
     if isinstance(hp, Mapping):
         values, hp = {**{f"hp.{name}": value for name, value in hp.items()}, **values}, None
@@ -94,9 +95,9 @@ def resolve_config(
 
 
 def named_reward(reward: Any) -> Any:
-    """Return a reward function as the value of a flag: ``FILE:NAME``. Any other value is returned unchanged.
+    """Return a reward function as a flag's value, ``FILE:NAME``. Any other value is returned unchanged.
 
-    Raises PlanError if no file defines the function.
+    Raises PlanError if the function isn't defined in a file.
     """
     if not callable(reward):
         return reward
@@ -105,9 +106,9 @@ def named_reward(reward: Any) -> Any:
 
 
 def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a packaged task that this flow can take.
+    """Return only the packaged task's values that this flow supports.
 
-    The default task also has settings and roles that a flow may not have. ``roles``: the names of the flow's
+    The default task has settings and roles that a flow may not have. ``roles``: the names of the flow's
     roles.
     """
     hp = flow.parameters.hp
@@ -121,9 +122,9 @@ def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> 
 
 
 class Roles(dict[str, Any]):
-    """Role objects by name, for eager calls: ``flow(roles.take(), **roles)``.
+    """Role objects by name, for calling a flow eagerly: ``flow(roles.take(), **roles)``.
 
-    ``take(n)`` returns the next prompts. ``close()``, or the end of a ``with`` block, stops all processes and
+    ``take(n)`` returns the next prompts. ``close()``, or leaving a ``with`` block, stops all processes and
     threads that were started for the roles.
     """
 
@@ -132,12 +133,12 @@ class Roles(dict[str, Any]):
         self.prepared = context
 
     def take(self, count: int | None = None) -> Batch:
-        """Return the next ``count`` prompts from the data; by default, as many as one iteration takes."""
+        """Return the next ``count`` prompts, or as many as one iteration takes."""
         return self.prepared.prompts.take(count or self.prepared.options.prompts)
 
     @property
     def state(self) -> dict[str, float]:
-        """The numbers that the flow keeps from one iteration to the next, by name."""
+        """The numbers that the flow carries over from one iteration to the next, by name."""
         return self.prepared.engine.state
 
     @property
@@ -157,7 +158,7 @@ class Roles(dict[str, Any]):
 
 
 def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
-    """Return the role objects of a flow, for eager calls.
+    """Return a flow's role objects, for calling it eagerly.
 
     ``flow(roles.take(), **roles)`` executes one iteration. The roles use the run's seed, and ``take`` returns
     the data in order. If the flow has ``*rewards``, pass the rewards by position: ``flow(roles.take(), actor,
@@ -231,7 +232,7 @@ class _Decisions:
         return [use.name for use in model_uses(self.program.graph)]
 
     def before_backends(self) -> Iterator[Callable[[], object]]:
-        """Yield the decisions that import no backend, as functions."""
+        """Yield the steps that don't import a backend, as functions."""
         options = self.config.options
         if options.ray_address is None:
             yield partial(device_of, options.device)
@@ -244,7 +245,7 @@ class _Decisions:
             yield self._data
 
     def plan(self) -> None:
-        """Plan the run. This imports the backends."""
+        """Plan the run. This imports its backends."""
         placed = place_roles(self.program, bind_roles(self.program.graph, self.config), self.config)
         make_plan(self.program, placed)
 

@@ -1,4 +1,4 @@
-"""Assemble a run from its parts: make its plan, load its models, and start its services."""
+"""Assemble a run: make its plan, load its models, and start its services."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Judge = Callable[[Graph, Dependencies], Dependencies]
 
 @dataclass(frozen=True)
 class RunParts:
-    """The parts of a run that are known before its plan is made. ``assemble`` makes the run from them."""
+    """What is known about a run before it has a plan. Pass it to ``assemble``."""
 
     program: Program
     placed: PlacedRoles
@@ -74,14 +74,14 @@ class RunParts:
 
     @property
     def specs(self) -> Specs:
-        """Role → its environment."""
+        """The environments, by role."""
         return self.traced_with.environments
 
 
 def assemble(parts: RunParts) -> RunContext:
-    """Make the plan of a run, load its models, and return everything that the run needs.
+    """Plan a run, load its models, and return everything it needs.
 
-    Raises PlanError, and the judge's errors.
+    Raises PlanError and any error of the judge.
     """
     graph, options, roles = parts.program.graph, parts.config.options, parts.placed.roles
     sets = parts.held_out.judged(parts.rewards) if graph.evaluation is None else ()
@@ -132,14 +132,14 @@ def assemble(parts: RunParts) -> RunContext:
 
 @dataclass(frozen=True)
 class _Started:
-    """The parts of a run that are running and that end together."""
+    """The running parts of a run, which are stopped together."""
 
     rewards: bound.Rewards
     environments: Environments
     runtime: Runtime
 
     def on_output(self, on_output: Callable[[bytes], object]) -> None:
-        """Pass all output of reward and environment processes to ``on_output``."""
+        """Send everything that reward and environment processes print to ``on_output``."""
         self.rewards.on_output(on_output)
         self.environments.on_output(on_output)
         self.runtime.engine.on_output(on_output)
@@ -151,14 +151,14 @@ class _Started:
         self.runtime.close()
 
     def reasons(self) -> dict[Cause, Reason]:
-        """Return the first message for each cause of missing scores."""
+        """Return the first message seen for each cause of missing scores."""
         return {**self.runtime.reasons(), **self.environments.reasons()}
 
 
 def _model_files(parts: RunParts) -> dict[str, dict[str, bytes]]:
-    """Return role → the small files of its model folder, for each role that the run may change.
+    """Return the small files of each role that the run may change, by role.
 
-    The function notes Python code in model folders, because this code is not run.
+    If a model folder contains Python code, the user is told that it isn't run.
     """
     roles = parts.placed.roles
     files = {
@@ -175,7 +175,7 @@ def _model_files(parts: RunParts) -> dict[str, dict[str, bytes]]:
 def _runtime(
     parts: RunParts, placed: PlacedRoles, plan: Plan, environments: Environments, updates: Mapping[str, int]
 ) -> Runtime:
-    """Start the services of a run, load its models, and return its engine, queues and pools."""
+    """Start a run's services, load its models, and return its engine, queues and pools."""
     graph, roles, config = parts.program.graph, placed.roles, parts.config
     inputs = EngineInputs(
         parts.prompts, asking(graph, roles, config, parts.specs), config.sampling, environments.pools
@@ -193,7 +193,7 @@ def _runtime(
 def _alone(
     plan: Plan, roles: Roles, options: Options, updates: Mapping[str, int]
 ) -> dict[str, Callable[[], Trainer]]:
-    """Return, for each role that several ranks train, a function that makes its trainer in this process."""
+    """For each role trained by several ranks, return a function that makes its trainer in this process."""
     if plan.placement is None:
         return {}
     several = {role for role, pool in plan.placement.trainers.items() if plan.placement.pools[pool] > 1}
@@ -204,7 +204,7 @@ def _alone(
 def _evaluation(
     plan: Plan, placed: PlacedRoles, executor: Executor, held_out: HeldOut, sets: tuple[HeldOutSet, ...]
 ) -> Evaluation | FlowEvaluation | None:
-    """Return the evaluation of the run; None without held-out prompts, or if no reward scores them."""
+    """Return the run's evaluation, or None if there are no held-out prompts or no reward can score them."""
     if plan.evaluation is not None:
         return flow_evaluation(executor, plan, held_out.data)
     if placed.evaluated is None or not sets:
@@ -215,7 +215,7 @@ def _evaluation(
 
 
 def _depends_on(parts: RunParts, placed: PlacedRoles) -> Dependencies:
-    """Return everything that the run's numbers depend on, other than its settings and its graph."""
+    """Return everything that affects the run's numbers, other than its settings and its graph."""
     program = parts.program
     rewards = named_rewards([use.name for use in program.graph.roles if use.rewards], placed.rewards)
     sources = Sources(
@@ -232,11 +232,11 @@ def _depends_on(parts: RunParts, placed: PlacedRoles) -> Dependencies:
 
 
 def kept_files(folder: Path | None, replies: bool, variables: Variables = NONE) -> dict[str, bytes]:
-    """Return the small files of a role's model folder, as name → content; {} if ``folder`` is None.
+    """Read the small files of a role's model folder, as name → content. Returns {} if ``folder`` is None.
 
-    The files are copied into checkpoints and final models, so the folder is not needed later. ``replies``:
-    whether the model generates text; if so, its generation config names all tokens that end a reply.
-    ``variables``: the variables of its chat template. Raises PlanError if a file cannot be read.
+    They are copied to checkpoints and final models, so the folder isn't needed later. ``replies``: whether
+    the model generates text; if so, its generation config lists all tokens that end a reply. ``variables``:
+    the chat template's variables. Raises PlanError if a file can't be read.
     """
     if folder is None:
         return {}
@@ -250,7 +250,7 @@ def kept_files(folder: Path | None, replies: bool, variables: Variables = NONE) 
 def _loader(
     plan: Plan, placed: PlacedRoles, watchdog: Watchdog, note: Callable[[str], None]
 ) -> Callable[[Any, EngineInputs], Runtime]:
-    """Return the function that loads the models of pools, in threads of this process or on Ray."""
+    """Return the function that loads models on pools, either in threads of this process or on Ray."""
     if placed.where.threads:
         from rlflow.runs.pools import in_threads
 
@@ -263,7 +263,7 @@ def _loader(
 def _in_process(
     plan: Plan, placed: PlacedRoles, inputs: EngineInputs, updates: Mapping[str, int], rewards: bound.Rewards
 ) -> Runtime:
-    """Load the models of a run in this process, and return the runtime."""
+    """Load a run's models in this process and return the runtime."""
     graph, options, roles = plan.graph, placed.options, placed.roles
     scorers = bind_rewards(plan.program, rewards, roles)
     device = device_of(options.device)
@@ -303,10 +303,10 @@ def bind_rewards(program: Program, rewards: bound.Rewards, models: Collection[st
 
 
 def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) -> int:
-    """Return the number of optimizer steps of a role over the run.
+    """Return how many optimizer steps a role takes during the run, for learning-rate schedules that have an
+    end.
 
-    Learning-rate schedules with an end need this number. If a `repeat` keeps fewer rows than expected, the
-    role takes fewer steps.
+    If a `repeat` keeps fewer rows than expected, the role takes fewer steps than this.
     """
     steps, expected = 0, expected_rows(graph, prompts, repeats="prompts")
     for node in graph.nodes:
@@ -317,7 +317,7 @@ def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) ->
 
 
 def working_folder() -> str | None:
-    """Return the working directory; None if it was deleted."""
+    """Return the working directory, or None if it was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -325,9 +325,9 @@ def working_folder() -> str | None:
 
 
 def recorded_settings(program: Program, config: RunConfig) -> Mapping[str, Any]:
-    """Return the content of settings.json: everything that is needed to resume or repeat the run.
+    """Return the content of settings.json: everything needed to resume or repeat the run.
 
-    Secrets are masked. A secret that is a default in the flow's own file is omitted.
+    Secrets are masked, or left out if they are defaults in the flow's own file.
     """
     default = vars(program.flow.parameters.hp) if program.flow.parameters.hp is not None else {}
     hp = {

@@ -1,7 +1,7 @@
-"""Where the time of a run went, and how fast the run could be.
+"""Where a run's time went, and how fast the run could be.
 
-The module computes the time and share of each node, the critical path, the load of queues, and the least time
-that any schedule can take.
+This module computes each node's time and share, the critical path, how busy the queues were, and the shortest
+time that any schedule could take.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PATH = "the longest path"  # sets the bound, unless a queue has more work
 
 @dataclass
 class NodeTime:
-    """Totals of one node over a run, in seconds."""
+    """One node's totals over a run, in seconds."""
 
     node: str
     seconds: float = 0.0  # its own time, without the nodes that ran inside it
@@ -29,7 +29,7 @@ class NodeTime:
 
 @dataclass
 class Path:
-    """All iterations whose critical path has the same nodes."""
+    """A critical path, and all iterations that had it."""
 
     nodes: dict[str, float]  # node → seconds on the path, in the order of the path
     iterations: int = 0
@@ -38,7 +38,7 @@ class Path:
 
 @dataclass(frozen=True)
 class TimeBounds:
-    """The mean iteration of a run. All times are in seconds."""
+    """The average iteration of a run. All times are in seconds."""
 
     iterations: int
     seconds: float
@@ -51,30 +51,29 @@ class TimeBounds:
 
     @property
     def bound(self) -> float:
-        """The least seconds per iteration that any schedule of these nodes can take.
+        """The shortest time per iteration that any schedule of these nodes could take, in seconds.
 
-        This is the length of the longest path, or the work of the busiest queue if that is larger.
+        This is the length of the longest path or the work of the busiest queue, whichever is larger.
         """
         return max(self.path, *self.work.values(), 0.0)
 
     @property
     def by(self) -> str:
-        """What sets the bound: PATH, or the name of a queue."""
+        """What determines the bound: PATH, or the name of a queue."""
         lane = max(self.work, key=lambda lane: self.work[lane], default="")
         return lane if lane and self.work[lane] > self.path else PATH
 
     @property
     def busy(self) -> dict[str, float]:
-        """Queue → mean share of its slots that was in use."""
+        """The average share of each queue's slots that was in use."""
         return {lane: work / self.seconds if self.seconds else 0.0 for lane, work in self.work.items()}
 
 
 class RunTotals:
     """Adds up the times of a run's iterations.
 
-    ``room``: queue → number of nodes that it runs at the same time. ``staleness``: number of iterations in
-    progress in addition to the current iteration. ``within``: node → the node that contains it
-    (``Plan.within``).
+    ``room``: how many nodes each queue runs at once. ``staleness``: how many iterations may be in progress
+    besides the current one. ``within``: node → the node that contains it (``Plan.within``).
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class RunTotals:
     def add(self, spans: Sequence[Span], start: float, seconds: float) -> None:
         """Add an iteration that began at ``start`` and took ``seconds``.
 
-        ``spans``: when each node ran. The time of nodes that ran before ``start``, ahead of training, is not
+        ``spans``: when each node ran. Time before ``start``, when rows were sampled ahead of training, isn't
         a delay.
         """
         self.iterations += 1
@@ -114,10 +113,10 @@ class RunTotals:
         return self.shares.setdefault(node, NodeTime(node))
 
     def _decided(self, path: Sequence[Span], start: float, seconds: float) -> None:
-        """Count an iteration among the iterations with the same critical path.
+        """Count an iteration under its critical path.
 
-        If a node contains other nodes, only its last piece is a step of the path. All of the node's time on
-        the path counts for this step.
+        A node that contains other nodes appears on the path once, where it last ran, with all its time on the
+        path.
         """
         on_path: dict[str, float] = {}
         for span in path:
@@ -142,7 +141,7 @@ class RunTotals:
 
     @property
     def bounds(self) -> TimeBounds:
-        """The means over all iterations, and the most frequent critical path."""
+        """The average over all iterations, and the most common critical path."""
         each = 1 / max(self.iterations, 1)
         most = max(self._paths.values(), key=lambda path: (path.iterations, path.seconds), default=Path({}))
         critical = {node: seconds / most.iterations for node, seconds in most.nodes.items()}
@@ -158,7 +157,7 @@ class RunTotals:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values under stable keys, which docs/runs.md describes."""
+        """Return plain values under the stable keys described in docs/runs.md."""
         bounds = self.bounds
         return asdict(bounds) | {
             "critical": [{"node": node, "seconds": seconds} for node, seconds in bounds.critical.items()],

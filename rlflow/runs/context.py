@@ -1,4 +1,4 @@
-"""The parts of a run and its result, as plain records that other modules of this package share."""
+"""A run's parts and its result, as plain records shared by the modules of this package."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlflow.training.protocols import Trainer
 
 @dataclass(frozen=True)
 class EngineInputs:
-    """The inputs that a run gives its engine, in addition to plan, options and models."""
+    """What a run passes to its engine besides the plan, the options and the models."""
 
     prompts: Prompts  # the cursor over the data
     asking: Asking
@@ -55,7 +55,7 @@ class Runtime:
 
 @dataclass(kw_only=True)
 class RunContext:
-    """Everything that a run needs, made before its first iteration."""
+    """Everything a run needs, put together before its first iteration."""
 
     plan: Plan
     engine: Engine
@@ -85,7 +85,7 @@ class RunContext:
     resizing: frozenset[str] = frozenset()  # roles whose trainers can change the number of tokens per pass
 
     def computing(self) -> AbstractContextManager[None]:
-        """Return a context in which models may use all threads, and everything else uses one thread."""
+        """Return a context in which models may use all threads while everything else uses one."""
         return all_for(self.executor.queues, "model")
 
     def close(self) -> None:
@@ -99,8 +99,7 @@ class RunContext:
 
 @dataclass(frozen=True)
 class RunStart:
-    """The point at which a run starts: before its first iteration, or after the last iteration in a
-    checkpoint."""
+    """Where a run starts: at its first iteration, or after the last iteration saved in a checkpoint."""
 
     iteration: int = 0
     before: Accuracy | None = None  # accuracy of the first weights; None if not yet measured
@@ -144,7 +143,7 @@ class RunResult:
         return run_html(self.folder, rows)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result as plain values: the last line that ``--json`` prints."""
+        """Return the result as plain values. ``--json`` prints them as its last line."""
         return {
             "accuracy_before": self.before and self.before.sampled,
             "accuracy_after": self.after and self.after.sampled,
@@ -160,7 +159,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class LoopTotals:
-    """Counts and times that the loop adds up over iterations."""
+    """Counts and times that the loop adds up over all iterations."""
 
     totals: RunTotals  # times of the nodes
     last: dict[str, float]  # metrics of the last iteration

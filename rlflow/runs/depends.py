@@ -1,4 +1,4 @@
-"""Find the dependencies of a run before its models are loaded, and compare them when the run is resumed.
+"""Find what a run depends on before its models are loaded, and compare it when the run is resumed.
 
 Dependencies are model folders, rewards, modules, data, packages and the machine.
 """
@@ -71,9 +71,9 @@ class Sources:
 
 
 def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, RewardSpec]:
-    """Return the rewards of a run as name → reward, each once.
+    """Return a run's rewards by name, each only once.
 
-    A name stays the same if files are moved. ``roles``: the names of reward roles.
+    Names don't change if files are moved. ``roles``: the names of reward roles.
     """
     specs = [
         *rewards.named,
@@ -89,14 +89,14 @@ def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, Rewar
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Everything that a run depends on, as found on this machine now."""
+    """Everything that a run depends on, as currently found on this machine."""
 
     identity: Identity  # digests of weights may still be missing
     paths: Mapping[str, Path]  # name of a part of the identity → its file of weights
 
 
 def find_dependencies(sources: Sources, options: Options) -> Dependencies:
-    """Return everything that a run depends on. Raises PlanError if a model folder cannot be read."""
+    """Find everything that a run depends on. Raises PlanError if a model folder can't be read."""
     parts: dict[str, str] = {}
     paths: dict[str, Path] = {}
     weights: dict[str, WeightFile] = {}
@@ -132,12 +132,12 @@ def _data_name(data: Dataset) -> str:
 
 
 def commits(data: Dataset) -> list[Dataset]:
-    """Return the sources of a data set that come from the Hub, pinned to a commit."""
+    """Return the data's sources that come from the Hub, with their commits."""
     return [each for each in (data, *data.parts.values()) if each.commit]
 
 
 def unreadable(folder: Path | None, error: OSError) -> PlanError:
-    """Return the error for a model folder that cannot be read."""
+    """Return the error to raise if a model folder can't be read."""
     return PlanError.of(
         "model-folder",
         f"the model folder '{folder}' cannot be read",
@@ -148,7 +148,7 @@ def unreadable(folder: Path | None, error: OSError) -> PlanError:
 
 
 def folders(sources: Sources) -> dict[Path, str]:
-    """Return model folder → names of the roles and rewards that read it, as text."""
+    """Return which roles and rewards read each model folder, as text by folder."""
     readers: dict[Path, list[str]] = {}
     for name, role in sources.roles.items():
         if role.folder is not None:
@@ -163,9 +163,9 @@ def folders(sources: Sources) -> dict[Path, str]:
 
 
 def _small(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) for the small files of a model folder.
+    """Yield (name, digest) for each small file of a model folder.
 
-    The name is the file's name and the value its digest. For some JSON files, each key is yielded separately.
+    For certain JSON files, yield each key and its value instead.
     """
     for path in [*small_files(folder, (*CONFIG, *TOKENIZER)), *index_files(folder)]:
         data = path.read_bytes()
@@ -178,9 +178,9 @@ def _small(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield (name, value as text) for a value of a config.
+    """Yield (name, value as text) for a value in a config.
 
-    If the value is a small dict, each of its values is yielded, under a dotted name.
+    A small dict is split up into its values, with dotted names.
     """
     text = json.dumps(value, sort_keys=True)
     if isinstance(value, dict) and value and len(text) <= LONG:
@@ -195,11 +195,11 @@ def _digest(data: bytes) -> str:
 
 
 def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
-    """Yield (name, digest) of the Python files that the run executes, except files that are part of the
+    """Yield (name, digest) for each Python file that the run executes, except those that are part of the
     graph.
 
-    These files are rewards, environments and backends that rlflow does not ship, and all modules that
-    rewards, environments and the flow import from their own folders.
+    These are rewards, environments and backends that aren't part of rlflow, and all modules that rewards,
+    environments and the flow import from their own folders.
     """
     if not sources.file.is_relative_to(algorithms_folder().resolve()):
         yield from _imported(f"flow {sources.file.name}", sources.file, "", modules)
@@ -226,10 +226,9 @@ def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
 
 
 def _held(path: Path) -> str:
-    """Return the content of a file that a setting names, as a short string: its digest, or its size if it is
-    large.
+    """Describe the content of a file that a setting names, by its digest or, if it is large, its size.
 
-    For a folder, the string is "a folder", because its content is not compared.
+    A folder is described as "a folder", because its content isn't compared.
     """
     if not path.is_file():
         return "a folder" if path.is_dir() else "nothing"
@@ -240,7 +239,7 @@ def _held(path: Path) -> str:
 
 
 def _files_of(backend: str) -> list[Path]:
-    """Return the Python files of a backend; [] if the backend's module does not come from a file."""
+    """Return a backend's Python files, or [] if its module doesn't come from a file."""
     try:
         return [path for path in source_files(backend) if path.is_file()]
     except ValueError:
@@ -255,7 +254,7 @@ def _imported(name: str, file: Path, module: str, modules: Imports) -> Iterator[
 
 
 def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, str]:
-    """Return the versions of packages, the device and the number of threads of a run, by name."""
+    """Return the versions of a run's packages, its device and its number of threads, by name."""
     packages = [
         *ALWAYS,
         *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ())),
@@ -299,7 +298,7 @@ def _version(package: str) -> str | None:
 
 
 def module_version(name: str) -> str | None:
-    """Return the version of the package that contains a module; None if it is unknown."""
+    """Return the version of the package that a module belongs to, or None if unknown."""
     if version := _version(name):
         return version
     packages = _packages().get(name, [])
@@ -308,7 +307,7 @@ def module_version(name: str) -> str | None:
 
 @cache
 def _packages() -> Mapping[str, list[str]]:
-    """Return module → the packages that contain it.
+    """Return the packages that each module belongs to.
 
     The result is cached, because scanning all installed packages takes a fifth of a second.
     """
@@ -316,11 +315,10 @@ def _packages() -> Mapping[str, list[str]]:
 
 
 def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Dependencies) -> Dependencies:
-    """Compare a run's dependencies with those at its start, and return them with all digests that are now
-    known.
+    """Check that a run's dependencies are still the same as when it was started.
 
-    Raises PlanError with all changes. A changed package version is only reported. ``folder``: the run's
-    folder. ``name``: the run's name in the message.
+    Returns the dependencies with all digests known so far. Raises a PlanError that lists the changes; changed
+    package versions are only reported. ``name``: the run's name for the message.
     """
     before = recorded_identity(folder, reporter)
     if before is None:
@@ -341,7 +339,7 @@ def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Depen
 def other_inputs(folder: Path, reporter: Reporter, graph: Graph, dependencies: Dependencies) -> Dependencies:
     """Report how a fork's dependencies differ from those of the original run in ``folder``.
 
-    Returns the dependencies with all digests that are now known.
+    Returns the dependencies with all digests known so far.
     """
     before = recorded_identity(folder, reporter)
     if before is None:
@@ -355,9 +353,9 @@ def other_inputs(folder: Path, reporter: Reporter, graph: Graph, dependencies: D
 def compare_inputs(
     before: Identity, dependencies: Dependencies, reporter: Reporter
 ) -> tuple[Dependencies, list[Change]]:
-    """Return the dependencies with all digests that are now known, and the changes since ``before``.
+    """Compare dependencies with ``before``. Return them with all digests known so far, and a list of changes.
 
-    Changed package versions are only reported. Raises PlanError if weights cannot be read.
+    Changed package versions are only reported. Raises PlanError if weights can't be read.
     """
     for change in differences(before.told, dependencies.identity.told):
         reporter.note(f"changed since the run was started: {change}; numbers may differ from here on")
@@ -372,9 +370,9 @@ def compare_inputs(
 
 
 def recorded_identity(folder: Path, reporter: Reporter) -> Identity | None:
-    """Return the identity that a run recorded in its folder.
+    """Read the identity that a run recorded in its folder.
 
-    If the identity is missing or cannot be read, the function reports this and returns None.
+    If it is missing or can't be read, this is reported and None is returned.
     """
     try:
         recorded, why = identity.read(folder), f"the run has no {identity.FILE}"

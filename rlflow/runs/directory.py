@@ -1,6 +1,6 @@
 """A run's folder: its name, the files that describe the run, and the output of reward functions.
 
-The module also checks that the folder is still in its place.
+This module also notices if the folder is moved or deleted during the run.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ ABANDONED = 3600.0  # seconds until another run removes an unfinished folder
 def create(out: Path, name: str | None, flow: str, texts: Mapping[str, bytes] = MappingProxyType({})) -> Path:
     """Create a new folder in ``out`` and return its absolute path.
 
-    ``name``: the folder's name; None for the name ``flow`` with the next free number. ``texts``: file name →
-    content. The folder appears together with these files, or not at all. Raises PlanError if the name is
-    taken or is not a single folder name.
+    ``name``: the folder's name, or None for ``flow`` with the next free number. ``texts``: files to put in
+    the folder, as name → content. The folder appears with all of these files, or not at all. Raises PlanError
+    if the name is taken or isn't a plain folder name.
     """
     check_free(out, name)
     try:
@@ -55,9 +55,9 @@ def create(out: Path, name: str | None, flow: str, texts: Mapping[str, bytes] = 
 
 
 def _place(out: Path, names: Iterable[str], texts: Mapping[str, bytes]) -> Path:
-    """Create the folder under the first free name and return its path.
+    """Create the folder under the first name that is free, and return its path.
 
-    Raises PlanError if no name is free, and OSError.
+    Raises PlanError if all names are taken, and OSError.
     """
     folder = durable.aside(out / "run")
     os.mkdir(folder)
@@ -75,7 +75,7 @@ def _place(out: Path, names: Iterable[str], texts: Mapping[str, bytes]) -> Path:
 
 
 def _taken(folder: Path, name: Path) -> bool:
-    """Rename ``folder`` to ``name``. Return False if another folder or file has this name. Raises OSError."""
+    """Rename ``folder`` to ``name``, or return False if that name is in use. Raises OSError."""
     try:
         durable.move(folder, name)
     except OSError as error:
@@ -90,9 +90,8 @@ def _numbered(flow: str) -> Iterator[str]:
 
 
 def check_free(out: Path, name: str | None) -> None:
-    """Check that a new run can have this name in the folder ``out``.
-
-    Raises PlanError if the name is taken or invalid, or if ``out`` is a file.
+    """Raise PlanError if a new run can't be named ``name`` in ``out``: it is taken or invalid, or ``out`` is
+    a file.
     """
     check_name(name)
     if os.path.lexists(out) and not out.is_dir():
@@ -108,7 +107,7 @@ def check_free(out: Path, name: str | None) -> None:
 
 
 def check_name(name: str | None) -> None:
-    """Raise PlanError if ``name`` is not a valid name for a run. None is valid."""
+    """Raise PlanError if ``name`` isn't a valid name for a run. None is fine."""
     if name is not None and not NAME.fullmatch(name):
         raise PlanError.of(
             "run-name",
@@ -120,9 +119,9 @@ def check_name(name: str | None) -> None:
 
 
 def check_place(options: Options) -> None:
-    """Check ``--name``, ``--out`` and ``--resume``, before anything is loaded.
+    """Check ``--name``, ``--out`` and ``--resume`` before anything is loaded.
 
-    Raises PlanError if the run can neither create its folder nor resume the run in that folder.
+    Raises PlanError if the run can neither create its folder nor resume the run in it.
     """
     out, name = Path(options.out), options.name
     if options.resume is not None and name is None:
@@ -151,8 +150,8 @@ def _exists(folder: Path) -> PlanError:
 def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
     """Return the files that describe a run, as name → content, with secrets masked.
 
-    The files are the settings as JSON, and the graph as text, as JSON and as msgpack, the form that `resume`
-    compares.
+    These are the settings as JSON, and the graph as text, as JSON and as msgpack, which `resume` uses for
+    comparing.
     """
     graph = without_secrets(graph)
     return {
@@ -164,8 +163,9 @@ def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
 
 
 def without_secrets(graph: Graph) -> Graph:
-    """Return the graph with secrets masked in its settings and file names. Masking it twice changes nothing
-    more."""
+    """Return the graph with the secrets in its settings and file names masked. Doing this twice changes
+    nothing.
+    """
     nodes = (
         replace(
             node,
@@ -196,7 +196,7 @@ def _masked(settings: Pairs) -> Pairs:
 
 
 class Lost(Exception):
-    """The run's folder was moved or deleted. ``moved``: its new path; None if it was deleted."""
+    """Raised if the run's folder was moved (to ``moved``) or deleted (``moved`` is None)."""
 
     def __init__(self, folder: Path, moved: Path | None) -> None:
         self.folder, self.moved = folder, moved
@@ -206,7 +206,7 @@ class Lost(Exception):
 
 
 class RunFolder:
-    """The folder of a running run. It notices if the folder is moved or deleted."""
+    """The folder of a run in progress, which notices if it is moved or deleted."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder.absolute()
@@ -225,7 +225,7 @@ class RunFolder:
             raise Lost(self.path, self._moved())
 
     def _moved(self) -> Path | None:
-        """Return the new path of the folder; None if it is unknown or the folder no longer exists."""
+        """Return where the folder was moved to, or None if this is unknown or the folder no longer exists."""
         try:
             path = Path(os.readlink(f"/proc/self/fd/{self._handle}"))
             return path if os.path.samestat(os.stat(path), os.fstat(self._handle)) else None
@@ -233,12 +233,12 @@ class RunFolder:
             return None
 
     def close(self) -> None:
-        """Close the handle of the folder."""
+        """Stop watching the folder."""
         os.close(self._handle)
 
 
 def shown(folder: Path) -> str:
-    """Return a path for messages: relative if it is below the working directory, otherwise absolute."""
+    """Return a path for messages: relative if it is in the working directory, otherwise absolute."""
     try:
         return os.path.relpath(folder) if folder.is_relative_to(os.getcwd()) else str(folder)
     except FileNotFoundError:  # the working directory is gone
@@ -250,10 +250,9 @@ LIMIT = 1 << 20  # maximum size of the file in bytes
 
 
 class Printed:
-    """Writes the output of reward and environment processes to rewards.txt, line by line, with secrets
-    masked.
+    """Writes what reward and environment processes print to rewards.txt, line by line, with secrets masked.
 
-    The output may arrive in pieces and from several threads. Control characters are escaped.
+    Output may arrive in pieces and from several threads. Control characters are escaped.
     """
 
     def __init__(self, folder: Path, failed: Callable[[OSError], None]) -> None:
@@ -265,7 +264,7 @@ class Printed:
         self.on_output = self._lines.on_output
 
     def close(self) -> None:
-        """Write unfinished lines, and close the file."""
+        """Write any unfinished lines and close the file."""
         self._lines.close()
         if self._log is not None:
             self._log.close()

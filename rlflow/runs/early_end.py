@@ -1,6 +1,6 @@
-"""The early end of a run: the state that it still saves, and the error that says how to resume it.
+"""End a run early: save its state, and tell the user how to resume it.
 
-If the run's folder cannot store the state, the state is saved in another folder, so that no training is lost.
+If the run's folder can't store the state, it is saved elsewhere so that no training is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRACEBACK = "traceback.txt"  # file with the traceback of the exception that end
 
 @dataclass(frozen=True)
 class EarlyEnd:
-    """Saves what is left of a run that ends before its last iteration, and says how to resume it."""
+    """Saves what it can of a run that ends before its last iteration, and says how to resume it."""
 
     run_folder: RunFolder
     start: RunStart
@@ -42,15 +42,15 @@ class EarlyEnd:
     note: Callable[[str], object]
 
     def stopped(self, at_once: bool = False) -> str:
-        """Return the message of a run that was stopped on request. ``at_once``: as for ``how_to_go_on``."""
+        """Return the message for a run that was stopped on request. ``at_once``: as for ``how_to_go_on``."""
         how = "stopped at once" if at_once else "stopped"
         return f"{how}; {self.how_to_go_on(at_once) or NO_CHECKPOINT}"
 
     def failure(self, raised: BaseException) -> BaseException:
-        """Save the newest state of a run that an exception ends. Return the error that ends the run.
+        """Save the newest state of a run that fails, and return the error to end it with.
 
-        The error also says how to resume the run. An error of a worker outside any stage, for example in an
-        evaluation or a save, becomes a StageError.
+        The error says how to resume the run. If a worker failed outside any stage, for example in an
+        evaluation or a save, its error becomes a StageError.
         """
         self.loop.rescue()
         engine = self.loop.context.engine
@@ -60,10 +60,9 @@ class EarlyEnd:
         return _failure(raised, engine.iteration, "\n".join(filter(None, then)), self.note)
 
     def how_to_go_on(self, at_once: bool = False) -> str:
-        """Return the text with which a run ends early: the command that resumes it, and the state that is
-        lost.
+        """Return the command that resumes the run, and a description of any state that is lost.
 
-        Returns "" if nothing is saved and nothing is lost. ``at_once``: do not try to save anything more.
+        Returns "" if nothing was saved and nothing is lost. ``at_once``: don't try to save anything else.
         """
         self.writer.wait(600.0)
         unsaved, place = self.unsaved() if self.writer.missed and not at_once else (self.loop.lost, None)
@@ -81,9 +80,10 @@ class EarlyEnd:
         return "; ".join(parts)
 
     def unsaved(self) -> tuple[str, Path | None]:
-        """Try to save the newest state in another folder, because the run's folder could not store it.
+        """Try to save the newest state in another folder, because the run's folder couldn't store it.
 
-        Returns a text with the reason and the result, and the new run folder, or None if the state is lost.
+        Returns a text that says why and where, and the new run folder, or None in its place if the state is
+        lost.
         """
         place = save_elsewhere(self.loop, self.run_folder.path, self.writer.missed)
         where = (
@@ -97,8 +97,8 @@ class EarlyEnd:
 def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str], object]) -> Exception:
     """Return the error that ends the run, with the text ``then`` added.
 
-    If the error cannot contain the text, ``note`` prints it. An error of a worker outside any stage, for
-    example in an evaluation or a save, becomes a StageError.
+    If the error has no place for the text, it is passed to ``note``. If a worker failed outside any stage,
+    for example in an evaluation or a save, its error becomes a StageError.
     """
     failure = (
         StageError("", iteration, 0, str(raised), lines=raised.lines)
@@ -116,9 +116,9 @@ def _failure(raised: Exception, iteration: int, then: str, note: Callable[[str],
 
 
 def write_traceback(raised: Exception, records: Records, run_folder: RunFolder) -> str:
-    """Write the full traceback of an exception to the run's folder. Return a line with the path of the file.
+    """Write an exception's full traceback to the run's folder, and return a line that says where it is.
 
-    If the error's message is complete, nothing is written and the line is empty.
+    If the error's message already says everything, nothing is written and the line is "".
     """
     if isinstance(raised, FlowError | PlanError) or (
         isinstance(raised, StageError) and raised.__cause__ is None
@@ -137,8 +137,8 @@ def texts(context: RunContext) -> dict[str, bytes]:
 def save_lost(loop: Loop, lost: Lost) -> PlanError:
     """Save the state of a run whose folder was moved or deleted, and return the error that ends the run.
 
-    The state is saved in the moved folder or, if the folder was deleted, in a new folder with the old path.
-    The error names this place.
+    The state goes to the moved folder or, if the folder was deleted, to a new one with the old path. The
+    error says where.
     """
     context = loop.context
     try:
@@ -165,11 +165,11 @@ def save_lost(loop: Loop, lost: Lost) -> PlanError:
 
 
 def save_elsewhere(loop: Loop, folder: Path, why: str) -> Path | None:
-    """Save the newest complete iteration in another folder, and return this new run folder.
+    """Save the newest complete iteration in a new run folder, and return that folder.
 
-    The function tries the parent of ``folder``, then the system's temporary folder, then the user's home,
-    because these may be on other disks. Returns None if no folder works, or if the models are in the middle
-    of an iteration. ``why``: why the run's own folder failed, for the status.
+    It is created next to ``folder`` or else in the system's temporary folder or the user's home, which may be
+    on other disks. Returns None if none of them works, or if the models are in the middle of an iteration.
+    ``why``: why the run's own folder failed, for the status.
     """
     for parent in _places(folder):
         with contextlib.suppress(OSError, PlanError):
@@ -194,7 +194,7 @@ def _places(folder: Path) -> Iterator[Path]:
 
 
 def _anew(context: RunContext, parent: Path, name: str) -> Path:
-    """Create a run folder with this name, or with a free name if this name is taken. Raises PlanError."""
+    """Create a run folder with this name, or a free one if it is taken. Raises PlanError."""
     flow, files = context.plan.graph.name, texts(context)
     try:
         return directory.create(parent, name, flow, files)
@@ -203,6 +203,6 @@ def _anew(context: RunContext, parent: Path, name: str) -> Path:
 
 
 def _note_state(context: RunContext, folder: Path, iteration: int, error: str) -> None:
-    """Write a status that marks the run in ``folder`` as failed. Raises OSError."""
+    """Write a status that says that the run in ``folder`` has failed. Raises OSError."""
     begun = status.begun(context.plan.graph.name, context.options.iterations)
     status.write(folder, replace(begun, state="failed", iteration=iteration, error=error))

@@ -1,6 +1,6 @@
 """Evaluation on held-out prompts.
 
-Prompts and seeds are the same in every evaluation, so two results differ only because of the weights.
+Every evaluation uses the same prompts and seeds, so results differ only if the weights do.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PART = 256  # prompts that a flow's own evaluation gets at once: it may sample m
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The shares of held-out answers that score 1.0: sampled at temperature 1, and greedy.
+    """The shares of answers to held-out prompts that score 1.0, sampled at temperature 1 and greedily.
 
-    If the flow has its own evaluation, ``sampled`` is the share of the returned rows that score 1.0, and
+    If the flow has an evaluation of its own, ``sampled`` is the share of its rows that score 1.0, and
     ``score`` is their mean score. ``sampled`` is None if no prompts are held out from the data.
     """
 
@@ -55,7 +55,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """Prompts that the run does not train on, and the judge that scores answers to them."""
+    """Prompts that the run doesn't train on, and the judge that scores answers to them."""
 
     prompts: Batch
     judge: HeldOutJudge
@@ -66,12 +66,12 @@ KeepAnswers = Callable[[Mapping[str, Any]], object]  # called with the record of
 
 
 def forget(answers: Mapping[str, Any]) -> None:
-    """Ignore the answers. This is the default for ``keep``."""
+    """Ignore the answers: the default for ``keep``."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Measures the accuracy of a role, and of other roles, on held-out prompts."""
+    """Measures the accuracy of one or more roles on held-out prompts."""
 
     queues: Queues
     engine: Engine
@@ -83,16 +83,16 @@ class Evaluation:
 
     @property
     def held_out(self) -> int:
-        """The number of prompts that are held out from the data."""
+        """The number of prompts held out from the data."""
         return sum(len(each.prompts) for each in self.sets if not each.name)
 
     def only(self, names: Collection[str]) -> Evaluation:
-        """Return an evaluation on only those sets whose names are in ``names``."""
+        """Return an evaluation restricted to the sets in ``names``."""
         others = tuple(each.only(names) for each in self.others)
         return replace(self, sets=tuple(each for each in self.sets if each.name in names), others=others)
 
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
-        """Return the accuracy of all evaluated roles. ``keep`` is called with the answers to each prompt."""
+        """Measure the accuracy of all evaluated roles. ``keep`` is called with the answers to each prompt."""
         return self.queues.do("model", partial(self._accuracy, keep))
 
     def _accuracy(self, keep: KeepAnswers) -> Accuracy:
@@ -119,9 +119,9 @@ class Evaluation:
         )
 
     def answers(self, count: int) -> list[dict[str, str]]:
-        """Return the first ``count`` held-out prompts, each with the model's sampled answer.
+        """Return the first ``count`` held-out prompts, each with an answer sampled from the model.
 
-        Each is a dict with the keys ``prompt`` and ``completion``, and with ``answer`` if the data have right
+        Each is a dict with the keys ``prompt`` and ``completion``, plus ``answer`` if the data has right
         answers.
         """
         return self.queues.do("model", partial(self._answers, count))
@@ -139,11 +139,11 @@ class Evaluation:
         ]
 
     def _figures(self, held_out: HeldOutSet, keep: KeepAnswers) -> dict[str, float]:
-        """Return the share of right answers in a set, sampled and greedy, and for each source as
-        ``NAME/SOURCE``.
+        """Return the shares of right answers in a set, sampled and greedy, including ``NAME/SOURCE`` per
+        source.
 
-        If several answers to each prompt are sampled, or if the set has a name, the result also has mean@n,
-        pass@k and maj@k.
+        If several answers are sampled per prompt, or if the set has a name, this includes mean@n, pass@k and
+        maj@k.
         """
         prompts, samples = held_out.prompts, self.sampling.samples
         sampled: list[Answers] = []
@@ -179,7 +179,7 @@ class Evaluation:
     def _judged(
         self, judge: HeldOutJudge, prompts: Batch, temperature: float, samples: int
     ) -> list[DrawnAnswers]:
-        """Sample and score ``samples`` answers to each prompt, and return them by prompt."""
+        """Sample and score ``samples`` answers per prompt, and return them by prompt."""
         rows = self._sampled(prompts, temperature, samples)
         answered = (*prompts.columns, *SAMPLED, *(name for name in OF_EPISODES if name in rows))
         rows = self.engine.gather(rows.select(*answered, "tokens"))
@@ -204,9 +204,8 @@ class Evaluation:
         ]
 
     def _sampled(self, prompts: Batch, temperature: float, samples: int) -> Batch:
-        """Return the rows sampled for the prompts. The rows of a prompt are adjacent.
-
-        The seed is the same in every evaluation.
+        """Sample rows for the prompts, with the same seed in every evaluation. The rows of a prompt are
+        adjacent.
         """
         sampling = replace(self.sampling, temperature=temperature, samples=samples)
         rows = self.engine.sample(
@@ -220,7 +219,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class DrawnAnswers:
-    """The sampled and scored answers to one prompt."""
+    """The answers sampled for one prompt, with their scores."""
 
     judged: Answers
     completions: Sequence[str]
@@ -228,7 +227,7 @@ class DrawnAnswers:
     tokens: Sequence[int]  # length of each answer
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Return the answers as a list of dicts with plain values."""
+        """Return the answers as a list of plain dicts."""
         rows = zip(
             self.completions, self.judged.scores, self.judged.extracted, self.finish, self.tokens, strict=True
         )
@@ -245,9 +244,9 @@ class DrawnAnswers:
 
 
 def records(prompts: Batch) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each prompt: its source, its record's number, its text and its right answer.
+    """Yield a dict for each prompt with its source, its record's number, its text and the right answer.
 
-    Keys that the data do not have are omitted.
+    Keys for which there is no data are left out.
     """
     names = {"source": SOURCE, "record": "prompt_id", "prompt": "prompt", "answer": "answer"}
     columns = {
@@ -259,15 +258,15 @@ def records(prompts: Batch) -> Iterator[dict[str, Any]]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean of one or more values."""
+    """Return the mean of a nonempty list."""
     return sum(values) / len(values)
 
 
 def by_source(name: str, sources: Sequence[str], right: Sequence[float]) -> dict[str, float]:
-    """Return the share of right answers for each source, as ``name/SOURCE``.
+    """Return the share of right answers in each source, under ``name/SOURCE``.
 
-    ``sources``: the source of each answer; empty if the data have only one source. ``right``: 1 for each
-    right answer, 0 for each other answer.
+    ``sources``: the source of each answer, or empty if the data has only one. ``right``: 1 for each right
+    answer and 0 for each wrong one.
     """
     hits: dict[str, list[float]] = {}
     for source, hit in zip(sources, right, strict=bool(sources)):
@@ -277,7 +276,7 @@ def by_source(name: str, sources: Sequence[str], right: Sequence[float]) -> dict
 
 @dataclass(frozen=True)
 class FlowEvaluation:
-    """Runs a flow's own evaluation on held-out prompts, with the rewards of the flow."""
+    """Runs a flow's own evaluation on held-out prompts, with the flow's rewards."""
 
     executor: Executor
     plan: Plan
@@ -285,13 +284,13 @@ class FlowEvaluation:
 
     @property
     def held_out(self) -> int:
-        """The number of prompts that are held out from the data."""
+        """The number of prompts held out from the data."""
         return len(self.prompts)
 
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
-        """Return the share of the evaluation's rows that score 1.0, and the mean of their scores.
+        """Return the share of the evaluation's rows that score 1.0, and their mean score.
 
-        The share is 0 if the evaluation returns no rows. ``keep`` is not called.
+        The share is 0 if there are no rows. ``keep`` isn't called.
         """
         scores: list[float] = []
         sources: list[str] = []
@@ -311,11 +310,11 @@ class FlowEvaluation:
         )
 
     def answers(self, count: int) -> list[dict[str, str]]:
-        """Return the first ``count`` held-out prompts, each with the first completion that the evaluation
-        returns for it.
+        """Return the first ``count`` held-out prompts, each with the evaluation's first completion for it, or
+        "".
 
-        Each is a dict with the keys ``prompt`` and ``completion``, and with ``answer`` if the data have right
-        answers. If there is no completion, it is "".
+        Each is a dict with the keys ``prompt`` and ``completion``, plus ``answer`` if the data has right
+        answers.
         """
         prompts = self.prompts.rows(range(min(count, len(self.prompts))))
         rows = self._rows(prompts, ("completion",), first=True)
@@ -333,10 +332,9 @@ class FlowEvaluation:
         ]
 
     def _rows(self, prompts: Batch, names: tuple[str, ...], first: bool = False) -> Batch:
-        """Return the named columns of the rows that the evaluation returns, without columns that do not
-        exist.
+        """Run the evaluation and return the named columns of its rows, as far as they exist.
 
-        ``first``: whether to return only the first row of each prompt.
+        ``first``: only return each prompt's first row.
         """
         executor = self.executor.evaluating()
         try:
@@ -355,9 +353,8 @@ class FlowEvaluation:
 def shown(accuracy: Accuracy) -> dict[Figure, float]:
     """Return an accuracy as metrics.
 
-    The metrics are the shares of the first role or of the flow's own evaluation, and the figures of each set
-    of ``--eval``. If the data have several sources, they include the shares of each source. If several roles
-    are evaluated, they include the shares of each role.
+    These are the shares of the first role or of the flow's own evaluation, and the figures of each set given
+    with ``--eval``. If there are several sources or several roles, their shares are included too.
     """
     plain = {
         "sampled": accuracy.sampled,
@@ -382,16 +379,16 @@ def shown(accuracy: Accuracy) -> dict[Figure, float]:
 
 
 def of_source(name: str, role: str = "") -> Figure:
-    """Return the metric for a share with a name from ``by_source``, such as ``sampled/SOURCE``.
+    """Return the metric for a share named as by ``by_source``, such as ``sampled/SOURCE``.
 
-    The part of ``name`` after the first slash is the source, because names of metrics contain no slash.
+    Only the first slash separates the source, since metric names contain no slash.
     """
     figure, _, source = name.partition("/")
     return Figure(Of.EVALUATION, figure, role=role, part=source)
 
 
 def unvoted(accuracy: Accuracy) -> Iterator[str]:
-    """Yield a message for each set of prompts that has pass@k but no maj@k."""
+    """Yield a message for each set of prompts that has a pass@k but no maj@k."""
     every = {
         "the prompts held out of the data": accuracy.repeated,
         **{f"the set '{name}'": each for name, each in accuracy.sets.items()},

@@ -1,6 +1,6 @@
 """`rlflow eval`: evaluate a model folder, or a run at one of its checkpoints.
 
-A run is evaluated in the same way as it evaluates itself.
+A run is evaluated just as it evaluates itself.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NO_SETTINGS = ("name", "track", "out")  # flags of the run that an evaluation do
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The figures of a model, and the folder with the model's answers."""
+    """A model's figures, and the folder with its answers."""
 
     model: Path  # the model's folder, or the checkpoint
     iteration: int | None  # of the checkpoint; None for a model folder
@@ -67,7 +67,7 @@ class Evaluated:
     folder: Path
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of evaluation.json, without the settings."""
+        """Return the content of evaluation.json except for the settings."""
         figures = plainly(shown(self.accuracy))
         return {
             "model": str(self.model),
@@ -78,11 +78,10 @@ class Evaluated:
 
 
 def evaluate_folder(folder: Path, values: Mapping[str, Any], out: Path, reporter: Reporter) -> Evaluated:
-    """Evaluate a Hugging Face folder on the sets given with ``--eval``.
+    """Evaluate a Hugging Face model folder on the sets given with ``--eval``.
 
-    ``values``: flag → value, as for a run. A reward that names no set scores each set that has no reward of
-    its own. ``out``: the folder in which a new folder with the answers is created. Raises PlanError if the
-    values are invalid.
+    ``values``: flag → value, as for a run. Rewards that don't name a set score all sets without a reward of
+    their own. The answers go to a new folder in ``out``. Raises PlanError if the values are invalid.
     """
     model_folder(str(folder), "rlflow eval")
     if not values.get("eval"):
@@ -112,12 +111,11 @@ def evaluate_run(
     checkpoint: int | None = None,
     trust: bool = False,
 ) -> Evaluated:
-    """Evaluate a run at its newest intact checkpoint, or at its checkpoint after ``checkpoint`` iterations.
+    """Evaluate a run at its newest intact checkpoint, or at the one after ``checkpoint`` iterations.
 
-    If ``values`` has sets given with ``--eval``, the run is evaluated on these sets, otherwise on its own
-    held-out prompts and sets. ``out``: the folder in which a new folder with the answers is created.
-    ``trust``: as for ``resume``. Raises PlanError if the run cannot be prepared again, or if the checkpoint
-    is missing.
+    If ``values`` gives sets with ``--eval``, these are used instead of the run's own held-out prompts and
+    sets. The answers go to a new folder in ``out``. ``trust``: as for ``resume``. Raises PlanError if the run
+    can't be prepared again or the checkpoint is missing.
     """
     folder = folder.absolute()
     saved = read_settings(folder)
@@ -143,9 +141,9 @@ def evaluate_run(
 
 
 def without_sets(saved: Mapping[str, Any], names_of_sets: Collection[str]) -> dict[str, Any]:
-    """Return a run's values without the sets of ``--eval`` that are not in ``names_of_sets``.
+    """Return a run's values with only those sets of ``--eval`` that are in ``names_of_sets``.
 
-    The settings of these sets, and the rewards that score only these sets, are also removed.
+    The other sets' settings, and rewards that score only those sets, are removed too.
     """
     dropped = [name for name in evaluation_names(saved.get("eval") or ()) if name not in names_of_sets]
     values = {
@@ -160,10 +158,10 @@ def without_sets(saved: Mapping[str, Any], names_of_sets: Collection[str]) -> di
 
 
 def with_rewards(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with the rewards of the run and of the evaluation.
+    """Return ``values`` with the rewards of both the run and the evaluation.
 
-    In ``values``, a reward that names no set scores each set without a reward of its own. The rewards of the
-    run are kept, except those that score only one of these sets. ``saved``: the values of the run.
+    If a reward in ``values`` doesn't name a set, it scores each set without a reward of its own. The run's
+    rewards are kept, unless they score only one of these sets. ``saved``: the run's values.
     """
     if not values.get("reward"):
         return dict(values)
@@ -183,9 +181,9 @@ def _judges(reward: Any, name: str) -> bool:
 
 
 def checkpoint_of(folder: Path, iteration: int) -> Loaded:
-    """Return the checkpoint of a run after ``iteration`` iterations.
+    """Return a run's checkpoint after ``iteration`` iterations.
 
-    Raises PlanError if it does not exist or is damaged.
+    Raises PlanError if it doesn't exist or is damaged.
     """
     there = {
         path: number
@@ -217,7 +215,7 @@ def checkpoint_of(folder: Path, iteration: int) -> Loaded:
 def _measured(
     context: RunContext, model: Path, iteration: int | None, out: Path, name: str, reporter: Reporter
 ) -> Evaluated:
-    """Evaluate, write the answers and figures, and close the context."""
+    """Run the evaluation, write its answers and figures, and close the context."""
     try:
         if context.evaluation is None:
             raise PlanError.of(

@@ -1,7 +1,6 @@
-"""The results of a run: its trained models as Hugging Face folders, the answers of evaluations, and a
-summary.
+"""A run's results: its trained models as Hugging Face folders, the answers from evaluations, and a summary.
 
-Each folder or file appears only when it is complete.
+Folders and files appear only once they are complete.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ FOLDER = "final"
 
 
 def finished(folder: Path, iterations: int, roles: Mapping[str, RoleModel]) -> bool:
-    """Return whether a run recorded that it finished after ``iterations`` iterations, and all its models
-    exist."""
+    """Return whether a run is recorded as finished after ``iterations`` iterations and all its models exist."""
     try:
         record = status.read(folder)
     except ValueError:
@@ -54,8 +52,8 @@ def finished(folder: Path, iterations: int, roles: Mapping[str, RoleModel]) -> b
 def write_models(context: RunContext, folder: Path) -> None:
     """Write a folder ``final/ROLE`` for each trained role.
 
-    All folders are written under a temporary name, flushed to the disk and renamed, so they are always
-    complete. Raises PlanError if they cannot be written.
+    All folders are written under temporary names, flushed to disk and then renamed, so they are never
+    incomplete. Raises PlanError if they can't be written.
     """
     roles = trained(context)
     if not roles:
@@ -81,7 +79,7 @@ def write_models(context: RunContext, folder: Path) -> None:
 
 
 def _write(context: RunContext, role: str, model: RoleModel, folder: Path) -> None:
-    """Write the model of one role: the files of its trainer, and the tokenizer that the run started with.
+    """Write one role's model: its trainer's files and the tokenizer that the run started with.
 
     Raises OSError.
     """
@@ -104,18 +102,17 @@ ANSWERS = "evaluations"  # folder in a run's folder, with a file for each evalua
 
 
 def name_of(iteration: int) -> str:
-    """Return the file name for the answers of the evaluation after ``iteration`` iterations."""
+    """Return the name of the file for the answers after ``iteration`` iterations."""
     return f"{ANSWERS}/after-{iteration:06}.jsonl"
 
 
 @contextlib.contextmanager
 def answer_file(path: Path, failed: Callable[[OSError], object]) -> Iterator[KeepAnswers]:
-    """Return a context that writes answers to the file ``path``. Its value is a function to call for each
+    """Return a context that writes answers to the file ``path``, and whose value is a function to call per
     prompt.
 
-    The function takes the record of the answers to one prompt. The file appears when all answers are on the
-    disk. If there are no answers, it does not appear. A write error is not raised: ``failed`` is called once
-    with the error.
+    Call the function with the record of a prompt's answers. The file appears once all answers are on disk;
+    without answers, it doesn't appear. Write errors aren't raised: ``failed`` is called once with the error.
     """
     file = _Lines(path)
 
@@ -135,7 +132,7 @@ def answer_file(path: Path, failed: Callable[[OSError], object]) -> Iterator[Kee
 
 
 class _Lines:
-    """A file that is written under a temporary name."""
+    """A file that is written under a temporary name and renamed when it is complete."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -144,7 +141,7 @@ class _Lines:
         self._file: int | None = None
 
     def add(self, answers: Mapping[str, Any]) -> None:
-        """Write the answers to one prompt as a line of JSON. Raises OSError."""
+        """Write a prompt's answers as a line of JSON. Raises OSError."""
         if self._file is None:
             durable.make_folder(self.path.parent)
             self._file = os.open(self._aside, durable.NEW, 0o666)
@@ -153,13 +150,13 @@ class _Lines:
         )
 
     def finish(self) -> None:
-        """Flush all lines to the disk and rename the file to its final name. Raises OSError."""
+        """Flush everything to disk and give the file its final name. Raises OSError."""
         if self._file is not None:
             os.fsync(self._file)
             durable.move(self._aside, self.path)
 
     def discard(self) -> None:
-        """Close the file, and remove it if it is incomplete."""
+        """Close the file, and remove it if it isn't complete."""
         if self._file is not None:
             os.close(self._file)
             with contextlib.suppress(OSError):
@@ -172,10 +169,10 @@ WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
 
 
 def summary(result: RunResult) -> str:
-    """Return the summary of a run as text.
+    """Return a run's summary as text.
 
-    It has the accuracy before and after training. For each node, it has the time, the share of the time, and
-    the part of the critical path.
+    It shows the accuracy before and after training, and for each node its time, its share and how much of it
+    was on the critical path.
     """
     parts = []
     if result.before and result.after:
@@ -223,16 +220,15 @@ def _answers(result: RunResult) -> Table:
 
 
 def _cut(text: str, width: int) -> str:
-    """Return the end of a text, on one line of at most ``width`` characters.
-
-    The end is shown because questions often begin with the same words.
+    """Return the last ``width`` characters of a text on one line, since questions often begin with the same
+    words.
     """
     line = " ".join(text.split())
     return line if len(line) <= width else "…" + line[1 - width :]
 
 
 def bounds_text(totals: RunTotals) -> str:
-    """Return a table of the nodes of a run, and lines that say what limited its speed."""
+    """Return a table of a run's nodes, followed by lines that say what limited its speed."""
     bounds = totals.bounds
     if not bounds.iterations:
         return "no iteration was completed"
@@ -261,7 +257,7 @@ def bounds_text(totals: RunTotals) -> str:
 
 
 def _chain(bounds: TimeBounds) -> str:
-    """Return the nodes of the critical path as text, with "…" for nodes that took almost no time."""
+    """Return the nodes on the critical path as text, with "…" for those that took almost no time."""
     words = [
         f"{node} {seconds:.3f} s" if seconds >= SHOWN * bounds.seconds else "…"
         for node, seconds in bounds.critical.items()

@@ -1,7 +1,7 @@
-"""Checks that stop a run or print a warning.
+"""Checks that warn the user or stop the run.
 
-They find missing rewards, numbers that are not finite, and samplers that disagree with trainers. The module
-also removes records from the data that a model cannot take.
+They find missing rewards, numbers that aren't finite, and samplers that disagree with trainers. This module
+also removes records that a model can't handle from the data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rlflow.training.metrics import MERGE_ROUNDING
 
 
 class Guard:
-    """Decides after each iteration whether the run must stop.
+    """Decides after each iteration whether the run has to stop.
 
     ``reasons``: returns the first reason for each cause of missing rewards.
     """
@@ -46,10 +46,10 @@ class Guard:
         self._known: set[Cause] = set()  # causes of missing rewards that were reported
 
     def check(self, iteration: int, figures: Mapping[Figure, float], summary: IterationSummary) -> None:
-        """Raise StageError if the run must stop after an iteration.
+        """Raise StageError if the run has to stop after this iteration.
 
-        It must stop if too many rewards are missing (``--max-missing``), or if some update took no optimizer
-        step in too many iterations in a row (``--max-bad``).
+        It does if too many rewards are missing (``--max-missing``), or if an update hasn't taken an optimizer
+        step for too many iterations in a row (``--max-bad``).
         """
         self._missing(iteration, figures, summary)
         stuck = [
@@ -69,8 +69,9 @@ class Guard:
             )
 
     def missing_warnings(self, figures: Mapping[Figure, float]) -> Iterator[str]:
-        """Yield a warning for each cause of missing rewards that was not reported before, with its first
-        message."""
+        """Yield a warning with the first message for each cause of missing rewards that hasn't been reported
+        yet.
+        """
         counts: Counter[Cause] = Counter()
         for figure, count in figures.items():
             counts[Cause(figure.name, figure.part)] += int(count) if figure.of is Of.MISSING else 0
@@ -88,9 +89,9 @@ class Guard:
             )
 
     def merge_warnings(self, figures: Mapping[Figure, float]) -> Iterator[str]:
-        """Yield a warning if merging an adapter into its model loses more than half of the learned change.
+        """Yield a warning if merging an adapter into its model loses more than half of what was learned.
 
-        Each update gets at most one warning.
+        There is at most one warning per update.
         """
         for figure, share in figures.items():
             if (
@@ -132,9 +133,9 @@ class Guard:
 
 
 def _of_gradient(column: str, largest: float) -> str:
-    """Return why no optimizer step is finite although all rows are finite.
+    """Explain why no optimizer step is finite although all rows are.
 
-    ``column``: the column with the largest absolute number. ``largest``: that number.
+    ``column``: the column with the largest absolute value. ``largest``: that value.
     """
     if largest <= OVERFLOWS:
         return "none; the gradient is not finite"
@@ -145,7 +146,7 @@ def _of_gradient(column: str, largest: float) -> str:
 
 
 def loss_warnings(figures: Mapping[Figure, float]) -> Iterator[str]:
-    """Yield a warning for each update whose loss is not finite although its gradient is finite."""
+    """Yield a warning for each update whose loss isn't finite although its gradient is."""
     for figure, value in figures.items():
         if figure.of is Of.UPDATE and figure.name == "loss" and not math.isfinite(value):
             yield (
@@ -155,7 +156,7 @@ def loss_warnings(figures: Mapping[Figure, float]) -> Iterator[str]:
 
 
 def _rate(figures: Mapping[Figure, float]) -> float:
-    """Return the highest share of missing rewards of any reward role."""
+    """Return the highest share of missing rewards among all reward roles."""
     return max(
         (
             value
@@ -174,10 +175,11 @@ LONGEST = 300  # maximum number of characters in a reward's message in a warning
 
 
 def mismatch_warnings(options: Options, figures: Mapping[Figure, float], role: str = "") -> Iterator[str]:
-    """Yield a warning for each role whose sampler and trainer give the same tokens different log-probs.
+    """Yield a warning for each role whose sampler and trainer disagree about the log-probs of the same
+    tokens.
 
-    ``role``: the role to name for metrics without a role. There is no warning with ``--staleness``, because
-    samples then come from older weights, and none for the null backend, because it has no weights.
+    ``role``: which role to name for metrics without one. There are no warnings with ``--staleness``, where
+    samples come from older weights, or for the null backend, which has no weights.
     """
     if options.staleness or options.backend == "null":
         return
@@ -215,7 +217,7 @@ ROUNDING = {"bfloat16": 3.0}
 
 @dataclass(frozen=True)
 class WeightCheck:
-    """The weight check: the trainer and the generator of each role score the same fixed tokens."""
+    """The weight check: each role's trainer and generator score the same fixed tokens."""
 
     engine: Engine
     roles: tuple[str, ...]
@@ -223,9 +225,9 @@ class WeightCheck:
     every: int  # iterations between two checks
 
     def __call__(self, iteration: int) -> dict[Figure, float]:
-        """Return the metrics of the check for each role; {} if no check is due in this iteration.
+        """Return the check's metrics for each role, or {} if no check is due in this iteration.
 
-        The metrics are the largest and the mean difference between the two log-probs of a token, and the mean
+        The metrics are the largest and the mean difference between a token's two log-probs, and the mean
         factor between its two probabilities.
         """
         if self.every == 0 or iteration % self.every:
@@ -250,9 +252,9 @@ class WeightCheck:
 
 
 def make_weight_check(roles: Roles, engine: Engine, data: Dataset, options: Options) -> WeightCheck | None:
-    """Return the weight check of a run.
+    """Return a run's weight check.
 
-    Returns None if there are no roles to compare, or if all prompts are shorter than two tokens.
+    Returns None if there are no roles to compare, or if every prompt is shorter than two tokens.
     """
     names = tuple(name for name, role in roles.items() if has_weight_check(role, options))
     if not names:
@@ -262,7 +264,7 @@ def make_weight_check(roles: Roles, engine: Engine, data: Dataset, options: Opti
 
 
 def weight_check_rows(prompts: Batch) -> Batch:
-    """Return rows that split each prompt into two halves: a prompt, and tokens to score."""
+    """Split each prompt into two halves: a shorter prompt, and tokens to score. Return these rows."""
     tokens = [row[:WEIGHT_CHECK_TOKENS] for row in prompts.data["prompt_tokens"].lists() if len(row) > 1]
     return Batch.of(
         prompt_tokens=[row[: len(row) // 2] for row in tokens],
@@ -276,8 +278,8 @@ def weight_check_warnings(
     """Yield a warning for each role whose trainer and generator differ by more than a mean factor of
     ``most``.
 
-    ``metrics``: the result of the weight check. Dtypes shorter than float32 may differ more, because they
-    round more.
+    ``metrics``: the result of the weight check. A larger difference is allowed for dtypes smaller than
+    float32, because they round more.
     """
     allowed = 1 + (most - 1) * ROUNDING.get(dtype, 1.0)
     limit = f"--max-mismatch {most:g}" + (
@@ -304,11 +306,11 @@ def screen_records(
     note: Callable[[str], None],
     begun: bool = False,
 ) -> tuple[Prompts, Dataset]:
-    """Return the cursor over the training records, and the held-out records, both without unusable records.
+    """Remove unusable records. Return a cursor over the training records, and the held-out records.
 
-    Raises PlanError for records that a model cannot take. If ``--bad-records`` is skip, or if the run has
-    ``begun``, such records are instead skipped and reported to ``note``. Pairs with two equal responses are
-    reported; if all pairs have equal responses, they raise PlanError.
+    If a model can't handle a record, PlanError is raised. With ``--bad-records skip``, or if the run has
+    ``begun``, the record is skipped and reported to ``note`` instead. Pairs of equal responses are reported
+    too; if all pairs are like that, PlanError is raised.
     """
     limited = replace(data, room=room(graph, roles, options.reward, data.shape != "prompts"))
     training, held_out = split_records(limited, options.held_out)
@@ -336,5 +338,5 @@ def screen_records(
 
 
 def in_order(faults: Sequence[Fault]) -> list[Fault]:
-    """Return faults in the order of their records in the data."""
+    """Sort faults by the position of their records in the data."""
     return sorted(faults, key=lambda fault: (fault.place.path, fault.place.line) if fault.place else ("", 0))

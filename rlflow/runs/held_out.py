@@ -1,4 +1,4 @@
-"""Decide which roles of a run are evaluated on held-out prompts, and with which records and judges."""
+"""Decide which roles of a run are evaluated on held-out prompts, on which records, and by which judges."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ PASSED = ("top_p", "top_k", "stop", "stop_token_ids", "min_tokens", "skip_specia
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The records that a run does not train on."""
+    """The records that a run doesn't train on."""
 
     data: Dataset  # records held out of the training data
     sets: Mapping[str, Dataset] = field(default_factory=dict)  # the sets given with --eval, by name
 
     @property
     def longest(self) -> int:
-        """The number of tokens of the longest response in the held-out records; 0 without responses.
+        """The length of the longest held-out response in tokens, or 0 if there are no responses.
 
-        If a flow never samples, its evaluation uses this number to limit the length of answers.
+        If a flow never samples, this limits the length of answers in its evaluation.
         """
         for data in (self.data, *self.sets.values()):
             tokens = (
@@ -61,7 +61,7 @@ class HeldOut:
     def judged(self, rewards: Rewards) -> tuple[HeldOutSet, ...]:
         """Return the held-out sets that a reward can score, with their judges.
 
-        Raises PlanError for a set given with ``--eval`` that no reward can score.
+        Raises PlanError if no reward can score a set given with ``--eval``.
         """
         judge = rewards.judge() if len(self.data) else None
         own = (HeldOutSet(questions(replace(self.data, numbered=True)), judge),) if judge is not None else ()
@@ -75,7 +75,7 @@ class HeldOut:
 
 
 def questions(data: Dataset) -> Batch:
-    """Return the records as prompts without responses. Each prompt appears once."""
+    """Return the records as prompts without responses, each prompt only once."""
     prompts = data.batch(range(len(data)))
     if prompts.axis.grouped:  # pairs: a prompt appears in two rows
         prompts = prompts.rows(prompts.axis.heads)
@@ -90,11 +90,11 @@ def usable_sets(
     note: Callable[[str], None],
     begun: bool,
 ) -> dict[str, Dataset]:
-    """Return the sets given with ``--eval``, by name, without records that a model cannot take.
+    """Return the sets given with ``--eval`` by name, without records that a model can't handle.
 
-    ``opened``: opens the sets, given the names of the roles. ``note`` is called with the skipped records, and
-    with a warning for each set whose prompts contain control tokens. Raises PlanError if the flow has its own
-    evaluation. Also raises PlanError for unusable records, unless ``--bad-records`` is skip or the run has
+    ``opened``: opens the sets, given the names of the roles. ``note`` is called about skipped records, and
+    with a warning for each set whose prompts contain control tokens. Raises PlanError if the flow has an
+    evaluation of its own, and for unusable records, unless ``--bad-records`` is skip or the run has
     ``begun``.
     """
     if options.eval and graph.evaluation is not None:
@@ -128,7 +128,7 @@ def usable_sets(
 
 
 def evaluated_role(graph: Graph, roles: Roles, sets: Sequence[HeldOutSet], options: Options) -> str | None:
-    """Return the first role to evaluate; None if there are no held-out prompts that a reward can score."""
+    """Return the first role to evaluate, or None if no reward can score held-out prompts or there are none."""
     return evaluation_role(graph, roles, options) if sets else None
 
 
@@ -142,9 +142,9 @@ def evaluations(
     sets: tuple[HeldOutSet, ...],
     options: Options,
 ) -> Evaluation:
-    """Return the evaluation of the role ``first``, and of each other role that answers prompts in the data.
+    """Return the evaluation of the role ``first`` and of all other roles that answer prompts from the data.
 
-    If the flow trains several language models, the metrics name their role.
+    If the flow trains several language models, metrics include the role's name.
     """
     names = [first, *(name for name in evaluation_roles(plan.graph, roles, options) if name != first)]
     own, *others = (evaluation(plan, roles[name], engine, queues, held_out, sets, options) for name in names)
@@ -152,7 +152,7 @@ def evaluations(
 
 
 def flow_evaluation(executor: Executor, plan: Plan, held_out: Dataset) -> FlowEvaluation | None:
-    """Return the flow's own evaluation; None if the flow has none, or if there are no held-out prompts."""
+    """Return the flow's own evaluation, or None if it has none or there are no held-out prompts."""
     if plan.evaluation is None or not len(held_out):
         return None
     return FlowEvaluation(executor, plan.evaluation, questions(held_out))
@@ -179,24 +179,25 @@ def evaluation(
 
 
 def _generator_for_evaluation(role: BoundRole, options: Options, loaded: LoadedModels) -> Any:
-    """Return a generator for a role that does not sample in the flow."""
+    """Return a generator for a role that doesn't sample in the flow."""
     return make_models(
         [role], options, device_of(options.device), {}, lambda role: Sides(False, True), loaded
     )[role.name].generator
 
 
 def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
-    """Return the first role to evaluate if held-out records can be scored; None if there is no such role."""
+    """Return the first role to evaluate if held-out records can be scored, or None if there's no such role."""
     return next(iter(evaluation_roles(graph, roles, options)), None)
 
 
 def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
-    """Return the roles to evaluate if held-out records can be scored; () if the flow has its own evaluation.
+    """Return the roles to evaluate if held-out records can be scored, or () if the flow has its own
+    evaluation.
 
-    These are the trained language models that sample from prompts in the data. If no trained model samples
-    from them, the result is the first trained model. If several roles sample in training, only roles whose
-    answers to these prompts are scored by a reward count. If the flow trains nothing, ``--eval`` evaluates
-    all roles that sample from these prompts.
+    These are the trained language models that sample from prompts in the data or, if there are none, the
+    first trained model. If several roles sample in training, only those whose answers to these prompts are
+    scored by a reward count. If the flow trains nothing, ``--eval`` evaluates all roles that sample from
+    these prompts.
     """
     names, answering = policies(roles), answering_roles(graph)
     if len(playing := [name for name in names if roles[name].use.generates]) > 1:
@@ -212,9 +213,9 @@ def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str,
 
 
 def unmeasured(graph: Graph, roles: Roles, options: Options) -> str:
-    """Return a message if held-out accuracy is not measured although held-out prompts exist; otherwise "".
+    """Return a message if accuracy isn't measured although there are held-out prompts, otherwise "".
 
-    The reason is that several roles sample, and no reward scores their answers to the data's prompts.
+    This happens if several roles sample and no reward scores their answers to the data's prompts.
     """
     playing = [name for name in policies(roles) if roles[name].use.generates]
     asked = (options.held_out or options.eval) and options.backend != NULL and graph.evaluation is None
@@ -232,10 +233,7 @@ def policies(roles: Roles) -> list[str]:
 
 
 def answering_roles(graph: Graph) -> set[str]:
-    """Return the roles that sample from the prompts in the data or from a selection of these prompts.
-
-    Calls in a `repeat` are included.
-    """
+    """Return the roles that sample from the data's prompts or some of them, including calls in a `repeat`."""
     roles: set[str] = set()
     for node in graph.nodes:
         if node.body is not None:
@@ -246,8 +244,7 @@ def answering_roles(graph: Graph) -> set[str]:
 
 
 def scored_roles(graph: Graph) -> set[str]:
-    """Return the roles whose answers to prompts in the data, or to a selection of these prompts, a reward
-    scores.
+    """Return the roles whose answers to the data's prompts, or to some of them, are scored by a reward.
 
     Calls in a `repeat` are included.
     """

@@ -1,7 +1,7 @@
-"""A run's identity: all inputs that its numbers depend on, other than its settings and its graph.
+"""A run's identity: all inputs that affect its numbers, other than its settings and its graph.
 
-The identity covers model files, data, code, packages and the machine. Each part has a name. If a part has
-changed, `rlflow resume` prints this name. Digests of weights are computed in a thread while the run starts.
+It covers model files, data, code, packages and the machine. Each part has a name, which `rlflow resume`
+prints if the part has changed. Digests of weights are computed in a thread while the run starts.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ SHOWN = 60  # characters of a value that messages show
 
 
 class WeightFile(BaseModel):
-    """A file of weights, described without reading it: its size, its times and its inode.
+    """A weights file, described by its size, times and inode, without reading it.
 
-    While these stay the same, the file counts as unchanged, and is not read again.
+    As long as these stay the same, the file counts as unchanged and isn't read again.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -48,7 +48,7 @@ class WeightFile(BaseModel):
     sha256: Annotated[str, Field(pattern=rf"^([0-9a-f]{{64}}|{UNSTEADY})$")] | None = None
 
     def same_file(self, other: WeightFile) -> bool:
-        """Return whether both describe the same unchanged file, judged by size, times and inode."""
+        """Return whether both describe the same unchanged file, judging by size, times and inode."""
         return (self.bytes, self.modified, self.changed, self.inode) == (
             other.bytes,
             other.modified,
@@ -57,12 +57,12 @@ class WeightFile(BaseModel):
         )
 
     def with_digest(self, digits: str | None) -> WeightFile:
-        """Return a copy with ``digits`` as the sha256 of the file's bytes."""
+        """Return a copy with ``digits`` as the file's sha256."""
         return self.model_copy(update={"sha256": digits})
 
 
 class Identity(BaseModel):
-    """The inputs that the numbers of a run depend on, by name."""
+    """The inputs that affect a run's numbers, by name."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal["rlflow-identity"] = "rlflow-identity"
@@ -74,13 +74,13 @@ class Identity(BaseModel):
     weights: dict[str, WeightFile] = Field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Return the content of identity.json."""
+        """Encode the identity as the content of identity.json."""
         return f"{json.dumps(self.model_dump(), indent=1)}\n".encode()
 
 
 @dataclass(frozen=True)
 class Change:
-    """A part of the identity that has changed. ``str()`` gives a line of text."""
+    """A part of the identity that has changed. ``str()`` describes the change in one line."""
 
     name: str
     before: str
@@ -91,7 +91,7 @@ class Change:
 
 
 def shortened(value: str) -> str:
-    """Return a value as it appears in messages: the first digits of a digest, or the start of a long text."""
+    """Shorten a value for messages, to the first digits of a digest or the start of a long text."""
     kind, _, digits = value.partition(" ")
     if kind == "sha256":
         return f"sha256 {digits[:12]}"
@@ -99,9 +99,9 @@ def shortened(value: str) -> str:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
-    """Return the parts that changed, disappeared or are new.
+    """Return the parts that have changed, disappeared or been added.
 
-    ``before``, ``now``: name of a part → its value.
+    ``before``, ``now``: the value of each part, by name.
     """
     names = list(dict.fromkeys((*before, *now)))
     return [
@@ -112,9 +112,9 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[Chang
 
 
 def read(folder: Path) -> Identity | None:
-    """Return the identity that a run recorded in its folder; None if there is none.
+    """Read the identity recorded in a run's folder, or return None if there is none.
 
-    Raises ValueError if the identity is damaged or has a different version.
+    Raises ValueError if it is damaged or has a different version.
     """
     try:
         return Identity.model_validate_json(durable.read(folder / FILE))
@@ -133,7 +133,7 @@ AT_ONCE = 4  # files that are read at once while a run waits for them
 
 
 def weight_file(path: Path, clock: Callable[[], int] = time.time_ns) -> WeightFile:
-    """Return the size, times and inode of a file, without reading its content. Raises OSError.
+    """Return a file's size, times and inode without reading its content. Raises OSError.
 
     ``clock``: returns the time of day in nanoseconds.
     """
@@ -148,9 +148,9 @@ def weight_file(path: Path, clock: Callable[[], int] = time.time_ns) -> WeightFi
 
 
 def digest(path: Path, going_on: Callable[[], bool] = lambda: True) -> str | None:
-    """Return the sha256 of a file's bytes, in hexadecimal.
+    """Return the sha256 of a file's bytes as hex digits. Raises OSError.
 
-    If ``going_on`` returns False before the end, reading stops and the result is None. Raises OSError.
+    If ``going_on`` returns False along the way, stop reading and return None.
     """
     total, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
     with path.open("rb", buffering=0) as file:
@@ -167,10 +167,10 @@ def compare_weights(
     paths: Mapping[str, Path],
     say: Callable[[str], None],
 ) -> tuple[dict[str, WeightFile], list[Change]]:
-    """Return the current weight files with all digests that are now known, and the changed files.
+    """Compare weight files. Return the current ones with all digests known so far, and a list of changes.
 
-    Only files whose length, times or inode have changed are read. If this may take long, ``say`` is called
-    with a message. ``paths``: name of a file → its path. Raises OSError.
+    Files are only read if their length, times or inode have changed. If this may take a while, ``say`` is
+    called with a message. ``paths``: the files' paths, by name. Raises OSError.
     """
     changes = [
         Change(name, _told(before.get(name)), _told(now.get(name))) for name in before.keys() ^ now.keys()
@@ -202,7 +202,7 @@ def _told(weights: WeightFile | None) -> str:
 def _read(
     paths: Mapping[str, Path], stats: Mapping[str, WeightFile], say: Callable[[str], None]
 ) -> dict[str, str | None]:
-    """Read files and return name → digest. ``stats``: name → the file's size."""
+    """Return the digests of files, by name. ``stats``: the files' sizes."""
     total, stop, began = sum(stats[name].bytes for name in paths), threading.Event(), time.monotonic()
     if total > LARGE:
         say(
@@ -226,10 +226,10 @@ def _read(
 
 
 class DigestReader:
-    """Computes the missing digests of an identity in a low-priority thread.
+    """Computes an identity's missing digests in a low-priority thread.
 
-    The thread calls ``put`` once, with the completed identity. It calls ``say`` with a message for each file
-    that changed while it was being read.
+    When all are known, ``put`` is called once with the complete identity. ``say`` is called with a message
+    for each file that changed while it was being read.
     """
 
     def __init__(
@@ -244,18 +244,18 @@ class DigestReader:
         self._thread = threading.Thread(target=self._work, name="digests of weights", daemon=True)
 
     def start(self) -> DigestReader:
-        """Start the thread and return this reader."""
+        """Start the thread and return self."""
         self._thread.start()
         return self
 
     def close(self) -> None:
-        """Stop reading. Digests that are still missing are computed when the run is resumed."""
+        """Stop reading. Digests that are still missing will be computed when the run is resumed."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def wait(self, seconds: float) -> None:
-        """Wait until all files are read, at most ``seconds``."""
+        """Wait up to ``seconds`` until all files have been read."""
         self._thread.join(seconds)
 
     def _work(self) -> None:
@@ -272,7 +272,9 @@ class DigestReader:
             self._put(self._identity.model_copy(update={"weights": files}))
 
     def _digest(self, name: str, weights: WeightFile) -> str | None:
-        """Return the digest of a file; UNSTEADY if the file changed meanwhile; None if the run ends first."""
+        """Return a file's digest, UNSTEADY if the file changed while being read, or None if the run ends
+        first.
+        """
         path = self._paths[name]
         try:
             digits = digest(path, lambda: not self._stop.is_set())

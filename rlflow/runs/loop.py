@@ -1,6 +1,6 @@
 """The loop over iterations: take prompts, run the plan, record, evaluate, save and report.
 
-If an error ends the run, the loop also decides which state can still be saved.
+If an error ends the run, the loop also works out which state can still be saved.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rlflow.runs.state import KeptState, MemoryCopy, copied
 
 @dataclass(frozen=True)
 class Between:
-    """The state of a run before an iteration, without the weights, which are still in the models."""
+    """A run's state before an iteration, without the weights, which are still in the models."""
 
     iteration: int
     cursor: Mapping[str, Any]  # position in the prompts
@@ -50,7 +50,7 @@ class Between:
 
     @staticmethod
     def of(engine: Engine, iteration: int, cursor: Mapping[str, Any]) -> Between:
-        """Return the engine's state before the iteration ``iteration``, which has not started."""
+        """Return the engine's state before ``iteration``, which hasn't started yet."""
         return Between(
             iteration,
             cursor,
@@ -59,10 +59,11 @@ class Between:
         )
 
     def put_back(self, engine: Engine) -> None:
-        """Restore the flow's scalars and the version numbers of weights in the engine, but not the weights.
+        """Restore the engine's scalars and the version numbers of its weights, but not the weights
+        themselves.
 
-        This is needed even if no weights changed, because flows set scalars, and updates without a step raise
-        version numbers.
+        This is needed even if no weights changed: flows set scalars, and an update raises the version number
+        even if it takes no step.
         """
         engine.state = dict(self.scalars)
         for role, version in self.versions.items():
@@ -70,9 +71,9 @@ class Between:
 
 
 def took_steps(figures: Mapping[Figure, float]) -> bool:
-    """Return whether the updates of an iteration changed weights.
+    """Return whether an iteration's updates changed any weights.
 
-    If an update does not report its steps, the function assumes that it changed weights.
+    An update that doesn't report its steps is assumed to have changed them.
     """
     steps = [value for figure, value in figures.items() if figure.of is Of.UPDATE and figure.name == "steps"]
     return not steps or any(steps)
@@ -98,7 +99,7 @@ TakeSnapshot = Callable[[RunStart, Mapping[str, Any], KeptState | None], Snapsho
 
 
 class Loop:
-    """The iterations of one run, from its start to its end or to a stop request."""
+    """The iterations of one run, until it ends or is asked to stop."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class Loop:
     ) -> None:
         """Make a loop.
 
-        ``take``: makes the snapshot for a checkpoint. ``look``: called between iterations; raises Lost if the
+        ``take``: takes the snapshot for a checkpoint. ``look``: called between iterations; raises Lost if the
         run's folder is gone.
         """
         self.context = context
@@ -142,9 +143,9 @@ class Loop:
         )
 
     def run(self, start: RunStart) -> RunResult:
-        """Run all iterations from ``start`` to the end, and return the result.
+        """Run all iterations from ``start`` on, and return the result.
 
-        Raises Stopped on a stop request, and StageError and RemoteError.
+        Raises Stopped if asked to stop, as well as StageError and RemoteError.
         """
         began = time.monotonic()
         self.start, self.taken = start, start.iteration
@@ -166,10 +167,10 @@ class Loop:
         )
 
     def to_the_end(self, first: int) -> tuple[Accuracy | None, list[dict[str, str]]]:
-        """Run all iterations from ``first`` to the end.
+        """Run all iterations from ``first`` on.
 
-        After a worker died, ``first`` is the iteration that recovery restarts from. Returns the accuracy of
-        the last weights, and held-out prompts with the answers before and after training.
+        After a worker has died, ``first`` is where recovery restarts. Returns the final accuracy, and
+        held-out prompts with the answers before and after training.
         """
         start = self.start
         self.start = replace(
@@ -197,7 +198,7 @@ class Loop:
         return LoopState(self.context.prompts.state(), dict(self.context.engine.state), totals)
 
     def rewind(self, state: LoopState) -> None:
-        """Move the cursor over the data back to its position in ``state``."""
+        """Move the cursor over the data back to where it was in ``state``."""
         self.context.prompts.load(state.cursor)
 
     def replay(self, iteration: int, state: LoopState) -> None:
@@ -219,7 +220,7 @@ class Loop:
         self.records.back_to(iteration)
 
     def step(self, iteration: int) -> None:
-        """Run one iteration, and then the evaluation and the checkpoint if they are due."""
+        """Run one iteration, followed by the evaluation and the checkpoint if they are due."""
         cursor, self.context.engine.iteration = self.context.prompts.state(), iteration
         self.between = Between.of(self.context.engine, iteration, cursor)
         self._end_if_lost(iteration, cursor)
@@ -242,21 +243,22 @@ class Loop:
             self.save(done, self.context.prompts.state())
 
     def _copy(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        """Make an in-memory checkpoint of a run in one process, if one is due before this iteration."""
+        """Make an in-memory checkpoint before this iteration if one is due. Only for runs in one process."""
         every = self.options.copies_every
         if self.context.workers is None and every and iteration % every == 0:
             self.copy = self.compute(partial(copied, self.context, iteration, cursor))
 
     def _end_if_lost(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        """If the pools can no longer be restarted but all workers still answer, save the run and raise
-        RemoteError."""
+        """If pools can no longer be restarted but all workers still respond, save the run and raise
+        RemoteError.
+        """
         lost = self.context.workers.lost() if self.context.workers else None
         if lost is not None:
             self.save(iteration, cursor)
             raise RemoteError(lost)
 
     def _end_if_unsaved(self, iteration: int) -> None:
-        """Raise PlanError if several checkpoints in a row could not be saved, before more work is lost."""
+        """If several checkpoints in a row couldn't be saved, raise PlanError before more work is lost."""
         if self.writer.in_a_row >= UNSAVED:
             why = (
                 f"the run ends before iteration {iteration}: {UNSAVED} checkpoints in a row could not "
@@ -271,8 +273,7 @@ class Loop:
             )
 
     def outcome(self, iteration: int) -> Outcome:
-        """Run the plan on the next prompts, or on rows that were sampled ahead of training, and return the
-        outcome."""
+        """Run the plan on the next prompts, or on rows sampled ahead of training."""
         context = self.context
         if context.ahead is None:
             cursor = context.prompts.state()
@@ -289,9 +290,9 @@ class Loop:
         return outcome
 
     def iterate(self, iteration: int) -> None:
-        """Run the plan once, record the iteration, and report it.
+        """Run the plan once, then record and report the iteration.
 
-        Raises StageError if the run must not continue.
+        Raises StageError if the run has to stop.
         """
         checked = (
             self.compute(partial(self.context.weight_check, iteration)) if self.context.weight_check else {}
@@ -321,8 +322,8 @@ class Loop:
     ) -> None:
         """Record and report an iteration that took ``seconds``.
 
-        ``checked``: the metrics of the weight check before the iteration. Raises StageError if the run must
-        not continue.
+        ``checked``: the metrics of the weight check before the iteration. Raises StageError if the run has to
+        stop.
         """
         figures = self._figures(outcome, checked, seconds)
         samples = [
@@ -370,7 +371,7 @@ class Loop:
         }
 
     def passed_over(self) -> Iterator[str]:
-        """Yield a warning for each drawn record that cannot be used.
+        """Yield a warning for each record that was drawn but can't be used.
 
         After REPORTED warnings, records are only counted.
         """
@@ -384,24 +385,22 @@ class Loop:
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
         """Take a snapshot before an iteration, and queue it for the thread that writes checkpoints.
 
-        ``cursor``: position in the data before the prompts of this iteration.
+        ``cursor``: position in the data before this iteration's prompts.
         """
         self._save(iteration, cursor, None)
 
     def _save(self, iteration: int, cursor: Mapping[str, Any], kept: KeptState | None) -> None:
-        """Take and queue a snapshot. ``kept``: the state before the iteration, if the models no longer have
-        it."""
+        """Take and queue a snapshot. ``kept``: the state before the iteration, if the models have moved on."""
         start = replace(self.start, iteration=iteration, here=self.evaluated.get(iteration))
         self.writer.submit(self.compute(partial(self.take, start, cursor, kept)))
         self.taken = iteration
 
     def rescue(self, again: bool = False) -> None:
-        """Save the newest complete iteration of a run that an error ends, unless it is already saved.
+        """Save the newest complete iteration of a run that fails, unless it is already saved.
 
-        The state comes from the models. If workers died, or if the models are in the middle of an iteration,
-        the state comes from the in-memory checkpoint. If nothing can be saved, ``lost`` says why, and nothing
-        is raised, because the error that ends the run matters more. ``again``: save the iteration even if it
-        has a checkpoint.
+        The state comes from the models or, if workers died or the models are in the middle of an iteration,
+        from the in-memory checkpoint. If nothing can be saved, ``lost`` says why. Nothing is raised, because
+        the error that ends the run matters more. ``again``: save the iteration even if it has a checkpoint.
         """
         taken = -1 if again else self.taken
         try:
@@ -425,8 +424,8 @@ class Loop:
     def _saved(self, between: Between, copied: bool) -> bool:
         """Save the state that the models still have, and return True.
 
-        If the workers died, return False if an in-memory checkpoint exists (``copied``), and otherwise raise
-        RemoteError.
+        If workers have died, return False if there is an in-memory checkpoint (``copied``), and raise
+        RemoteError if not.
         """
         between.put_back(self.context.engine)
         try:
@@ -438,8 +437,9 @@ class Loop:
         return True
 
     def _newest_copy(self) -> MemoryCopy | None:
-        """Return the newest in-memory checkpoint, from the pools or from this process; None if there is
-        none."""
+        """Return the newest in-memory checkpoint, from the pools or from this process, or None if there is
+        none.
+        """
         point = self.recovery.newest()
         if point is None or self.context.workers is None:
             return self.copy
@@ -452,9 +452,9 @@ class Loop:
         return self.context.executor.queues.do("model", call)
 
     def evaluate(self, iteration: int) -> Accuracy | None:
-        """Return the accuracy after ``iteration`` iterations; None if the run has no evaluation.
+        """Return the accuracy after ``iteration`` iterations, or None if the run has no evaluation.
 
-        The accuracy of an iteration is measured once and then reused.
+        It is measured only once per iteration.
         """
         if self.context.evaluation is None:
             return None
@@ -473,13 +473,14 @@ class Loop:
         return self.evaluated[iteration]
 
     def answers(self) -> list[dict[str, str]]:
-        """Return the model's sampled answers to the first ten held-out prompts; [] if the run has no
-        evaluation."""
+        """Return the model's sampled answers to the first ten held-out prompts, or [] if the run has no
+        evaluation.
+        """
         return self.context.evaluation.answers(10) if self.context.evaluation else []
 
 
 def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
-    """Return node → seconds. The time of a `repeat` does not include the nodes in its body."""
+    """Return how many seconds each node took. For a `repeat`, the nodes in its body don't count."""
     seconds: dict[str, float] = {}
     for span in flat(outcome.spans, plan.within):
         seconds[span.node] = seconds.get(span.node, 0.0) + span.end - span.start
@@ -487,7 +488,7 @@ def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
 
 
 def speed(outcome: Outcome, graph: Graph) -> dict[Figure, float]:
-    """Return the metric for sampled tokens per second of sampling, over all nodes that sample.
+    """Return how many tokens per second were sampled, as a metric over all nodes that sample.
 
     Returns {} if nothing was sampled.
     """

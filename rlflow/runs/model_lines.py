@@ -1,4 +1,4 @@
-"""Describe the models of a run, one line each: where the model comes from, its dtype and its size."""
+"""Describe the models of a run in one line each: where a model comes from, its dtype and its size."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))  # of numbers of parameters
 
 
 def model_lines(roles: Roles, rewards: Mapping[str, Path], dtype: str) -> Iterator[str]:
-    """Yield a line for each folder from which a role or a reward loads a model.
+    """Yield a line for each folder from which a role or reward loads its model.
 
-    ``rewards``: name of a reward → its folder. ``dtype``: the dtype in which the run computes. Packaged
-    models are omitted. Folders that cannot be read are also omitted, because loading reports the error.
+    ``rewards``: the folder of each reward, by name. ``dtype``: the dtype that the run computes in. Packaged
+    models are left out, and so are folders that can't be read, because loading them will report the error.
     """
     readers: dict[Path, list[str]] = {}
     for name, folder in [*((name, role.folder) for name, role in roles.items()), *rewards.items()]:

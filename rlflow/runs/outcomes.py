@@ -1,18 +1,19 @@
-"""The funnel of rows: how many sampled rows remain after each step before an update, as metrics.
+"""The funnel of rows: how many of the sampled rows are left after each step on the way to an update, as
+metrics.
 
-    funnel/rows_sampled      rows sampled for training, including carry-over of earlier iterations
+    funnel/rows_sampled      rows sampled for training, including carry-over from earlier iterations
     funnel/rows_kept         sampled rows that a `repeat` or `choose` kept, if any were dropped
     funnel/rows_scored       rows with a score
     funnel/rows_mixed        scored rows in groups whose scores differ, if there are groups
     funnel/rows_untruncated  rows counted in rows_mixed (or rows_scored) that ended before max_tokens
     funnel/rows_used         rows that an update used
 
-rows_sampled, rows_kept and rows_used come from the row accounting. The other three are measured with the
-iteration's health metrics. A flow that does not sample has only the metric rows_used. If several trained
-roles sample, each has its own funnel. `rlflow/training/learning.py` counts the tokens of an update that have
-a gradient.
+rows_sampled, rows_kept and rows_used come from the row accounting, and the other three are measured along
+with the iteration's health metrics. A flow that doesn't sample has only rows_used. If several trained roles
+sample, each has its own funnel. `rlflow/training/learning.py` counts the tokens in an update that have a
+gradient.
 
-The module also turns the row accounting into text and metrics, and computes pass@k of several answers to a
+This module also turns the row accounting into text and metrics, and computes pass@k from several answers to a
 prompt.
 """
 
@@ -38,17 +39,16 @@ BEFORE = ("not chosen", "not kept")
 
 
 def step(name: str, role: str = "") -> Figure:
-    """Return the metric of the funnel's step ``name``. ``role``: given only if several trained roles
-    sample."""
+    """Return the metric for the funnel's step ``name``. Give a ``role`` only if several trained roles sample."""
     return Figure(Of.ROWS, f"funnel/rows_{name}", role=role)
 
 
 def funnel_metrics(
     account: RowAccount, graph: Graph, health: Mapping[Figure, float], roles: Collection[str] = ()
 ) -> dict[Figure, float]:
-    """Return the funnel of an iteration as metrics, from its row accounting and its health metrics.
+    """Return an iteration's funnel as metrics, from its row accounting and its health metrics.
 
-    ``roles``: the trained roles that sample, if there are several. Each role then has its own funnel.
+    ``roles``: the trained roles that sample, if there are several; each then has its own funnel.
     """
     nodes = {node.name: node for node in all_nodes(graph.nodes)}
     funnel: dict[Figure, float] = {}
@@ -65,7 +65,7 @@ def funnel_metrics(
 
 
 def without_funnel(health: Mapping[Figure, float]) -> dict[Figure, float]:
-    """Return the health metrics that are not part of the funnel."""
+    """Return the health metrics that aren't part of the funnel."""
     steps = {step(name).name for name in MEASURED}
     return {
         figure: value
@@ -75,9 +75,9 @@ def without_funnel(health: Mapping[Figure, float]) -> dict[Figure, float]:
 
 
 def _of_account(account: RowAccount, nodes: Mapping[str, Node], role: str) -> dict[str, float]:
-    """Return the steps that come from the row accounting: the numbers of sampled, kept and used rows.
+    """Return the steps that the row accounting knows: how many rows were sampled, kept and used.
 
-    ``role``: count only rows of this role; "" counts the rows of all roles.
+    ``role``: count only this role's rows, or those of all roles if it is "".
     """
     sources = [
         source
@@ -107,16 +107,13 @@ def _of_account(account: RowAccount, nodes: Mapping[str, Node], role: str) -> di
 
 
 def _samples(node: Node, role: str) -> bool:
-    """Return whether a node samples, with the model of ``role`` if a role is given."""
+    """Return whether a node samples, and does so with the model of ``role`` if one is given."""
     samplers = sampler_of(node)
     return node.op in (Op.GENERATE, Op.REPEAT) and (role in samplers if role else bool(samplers))
 
 
 def _learned(account: RowAccount, source: str) -> bool:
-    """Return whether some rows of a node are used for more than reading.
-
-    The rows of a baseline, for example, are only read.
-    """
+    """Return whether some of a node's rows are used for more than reading, unlike a baseline's rows."""
     return any(end.fate is not RowOutcome.READ for (name, end), _ in account.ends.items() if name == source)
 
 
@@ -130,9 +127,9 @@ FILE = "fates.jsonl"
 
 
 def run_account(folder: Path) -> RowAccount:
-    """Return the row accounting of all iterations of a run, from its folder.
+    """Return the row accounting of all of a run's iterations, from its folder.
 
-    It is empty if the file does not exist.
+    It is empty if the file doesn't exist.
     """
     total = RowAccount()
     for values in objects(Growing(folder / FILE).lines()):
@@ -142,9 +139,9 @@ def run_account(folder: Path) -> RowAccount:
 
 
 def outcome_metrics(account: RowAccount) -> dict[Figure, float]:
-    """Return how many rows of an iteration had each outcome, as metrics.
+    """Return how many rows of an iteration ended in each way, as metrics.
 
-    Outcomes that do not occur are omitted. Prompts without tokens are not counted.
+    Outcomes that didn't occur are left out, and prompts without tokens aren't counted.
     """
     rows = {
         fate: sum(count.rows for _, end, count in _sampled(account) if end.fate is fate)
@@ -154,7 +151,7 @@ def outcome_metrics(account: RowAccount) -> dict[Figure, float]:
 
 
 def outcomes_text(account: RowAccount) -> str:
-    """Return lines of text: the rows and tokens of each sampling node, and their outcomes."""
+    """Return lines of text with the rows and tokens of each sampling node, and what became of them."""
     ends = _sampled(account)
     lines = []
     for source in dict.fromkeys(source for source, _, _ in ends):
@@ -165,19 +162,19 @@ def outcomes_text(account: RowAccount) -> str:
 
 
 def _amount(count: Count) -> str:
-    """Return the number of rows and tokens as text; only tokens if the rows are counted elsewhere."""
+    """Return the number of rows and tokens as text, or only the tokens if the rows are counted elsewhere."""
     return f"{count.rows} rows, {count.tokens} tokens" if count.rows else f"{count.tokens} tokens"
 
 
 def end_text(end: End) -> str:
-    """Return an outcome as text, with its node, its cause and the setting that led to it."""
+    """Describe an outcome, including its node, its cause and the setting that led to it."""
     where = f" {'by' if end.fate is RowOutcome.TRAINED else 'at'} {end.node}" if end.node else ""
     setting = f" ({end.setting})" if end.setting else ""
     return f"{end.fate}{where}{setting}{f': {end.cause}' if end.cause else ''}"
 
 
 def _sampled(account: RowAccount) -> list[tuple[str, End, Count]]:
-    """Return (node, outcome, count) of all rows that have tokens."""
+    """Return (node, outcome, count) for all rows that have tokens."""
     return [
         (source, end, count)
         for (source, end), count in sorted(account.ends.items())
@@ -187,23 +184,22 @@ def _sampled(account: RowAccount) -> list[tuple[str, End, Count]]:
 
 @dataclass(frozen=True)
 class Answers:
-    """The sampled answers to one prompt, in the order of sampling."""
+    """The answers to one prompt, in the order in which they were sampled."""
 
     scores: Sequence[float]  # NaN where the score is missing
     extracted: Sequence[str | None]  # the extracted answer; None if there is none
 
     @property
     def right(self) -> list[bool]:
-        """For each answer, whether its score is 1.0."""
+        """Whether each answer scores 1.0."""
         return [score == 1.0 for score in self.scores]
 
 
 def repeated_figures(prompts: Sequence[Answers]) -> dict[str, float]:
-    """Return mean@n, pass@k and maj@k of prompts with n answers each.
+    """Return mean@n, pass@k and maj@k for prompts with n answers each.
 
-    For pass@k, k is each power of two up to n; for maj@k, each such power from 2 on. mean@n is the mean of
-    all scores that are not missing. If all scores are missing, mean@n is omitted. If no answer could be
-    extracted, maj@k is omitted.
+    k is each power of two up to n, starting from 1 for pass@k and from 2 for maj@k. mean@n is the mean of all
+    scores that aren't missing, and is left out if all are. maj@k is left out if no answer could be extracted.
     """
     count = len(prompts[0].scores)
     scores = [score for answers in prompts for score in answers.scores if not math.isnan(score)]
@@ -231,18 +227,18 @@ def powers_of_two(most: int) -> list[int]:
 def pass_at(samples: int, right: int, k: int) -> float:
     """Return the probability that at least one of k answers is right.
 
-    The k answers are drawn without replacement from ``samples`` answers, of which ``right`` are right. This
-    is the unbiased estimate of Chen et al., "Evaluating Large Language Models Trained on Code", 2021,
+    The k answers are drawn without replacement from ``samples`` answers, ``right`` of which are right. This
+    is the unbiased estimate in Chen et al., "Evaluating Large Language Models Trained on Code", 2021,
     equation 1.
     """
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def majority_at(answers: Answers, k: int) -> float:
-    """Return maj@k: the probability that a majority vote of k answers is right.
+    """Return maj@k: the probability that a majority vote among k answers is right.
 
-    This is the mean over consecutive, disjoint sets of k answers, so the estimate is unbiased. Answers that
-    do not fill a set are not used.
+    The answers are split into consecutive sets of k, and the result is the mean over these sets, which makes
+    the estimate unbiased. Leftover answers aren't used.
     """
     right = answers.right
     lots = [range(start, start + k) for start in range(0, len(right) - k + 1, k)]
@@ -257,9 +253,9 @@ def majority_at(answers: Answers, k: int) -> float:
 def majority(extracted: Sequence[str | None], right: Sequence[bool]) -> float:
     """Return the probability that a majority vote is right.
 
-    ``extracted``: the extracted answer of each vote, or None. ``right``: whether each answer is right. Equal
-    extracted answers are votes for the same answer, and a tie is decided at random. If equal answers have
-    different scores, the share of right ones counts. Returns 0 if no answer was extracted.
+    ``extracted``: the answer that each vote is for, or None. ``right``: whether each answer is right. Ties
+    are broken at random. If equal answers have different scores, the share that is right counts. Returns 0 if
+    no answer was extracted.
     """
     voters: dict[str, list[bool]] = defaultdict(list)
     for answer, hit in zip(extracted, right, strict=True):

@@ -1,8 +1,8 @@
 """Plan a run: where its roles run, and the steps of an iteration.
 
-Planning starts nothing, loads no model and opens no data. It has two steps: ``place_roles`` before the data
-are open, and ``make_plan`` afterwards, because only the data determine whether held-out records can be
-scored.
+Planning starts nothing, loads no models and opens no data. It has two steps: ``place_roles`` comes before the
+data is opened and ``make_plan`` after that, because whether held-out records can be scored depends on the
+data.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from rlflow.training.protocols import GivesChunks
 
 
 def with_parallelism(placement: Placement | None, graph: Graph, roles: Roles) -> Placement | None:
-    """Return the placement with the parallelism of each trainer and generator on its pool.
+    """Add the parallelism of each trainer and generator on its pool to the placement.
 
-    Returns None for a run in one process. Raises PlanError if a role's parallelism does not fit its pool.
+    Returns None for a run in one process. Raises PlanError if a role's parallelism doesn't fit its pool.
     """
     pools = placement.pools if placement is not None else {}
     sides: dict[tuple[str, str], Parallel] = {}
@@ -89,8 +89,9 @@ def _unfit(
 
 
 def _lone_stages(graph: Graph, sides: Mapping[tuple[str, str], Parallel]) -> Iterator[Problem]:
-    """Yield a problem for each stage that runs a model on rank 0 alone, if rank 0 has only a part of the
-    weights."""
+    """Yield a problem for each stage that runs a model on rank 0 alone when rank 0 has only some of its
+    weights.
+    """
     for node in used_nodes(graph):
         if (
             node.op is Op.STAGE
@@ -111,9 +112,9 @@ def _lone_stages(graph: Graph, sides: Mapping[tuple[str, str], Parallel]) -> Ite
 
 
 def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem]:
-    """Yield a problem for each stage that could give the ranks of a role different weights.
+    """Yield a problem for each stage that could leave a role with different weights on different ranks.
 
-    Such a stage may change the role's weights on one rank only, or on each rank from different rows.
+    Such a stage may change the weights on one rank only, or use different rows on each rank.
     """
     for node in used_nodes(graph):
         pool = (
@@ -139,10 +140,10 @@ def _lone_changes(graph: Graph, placement: Placement | None) -> Iterator[Problem
 
 
 def streaming(graph: Graph, roles: Roles, rewards: RewardNames, options: Options) -> Streaming:
-    """Return which parts of a run may be streamed with ``--stream``.
+    """Return what ``--stream`` may stream in this run.
 
-    A reward function may be streamed because it scores each row alone. A reward model may be streamed if its
-    backend gives a row the same score alone as in a batch. ``roles``: the roles that are models.
+    Reward functions may be streamed because they score each row by itself. A reward model may be streamed if
+    its backend gives a row the same score alone as in a batch. ``roles``: the roles that are models.
     """
     if options.stream < 2:
         return Streaming()
@@ -160,7 +161,7 @@ def streaming(graph: Graph, roles: Roles, rewards: RewardNames, options: Options
 
 @dataclass(frozen=True)
 class PlacedRoles:
-    """The models and rewards of a run, and the pools on which they run."""
+    """A run's models and rewards, and the pools they run on."""
 
     roles: Roles
     rewards: RewardNames
@@ -172,7 +173,7 @@ class PlacedRoles:
 
     @cached_property
     def needs(self) -> dict[str, Sides]:
-        """Role → whether it needs a trainer, and whether it needs a generator.
+        """For each role, whether it needs a trainer and whether it needs a generator.
 
         The evaluated role needs a generator even if the flow never samples.
         """
@@ -180,14 +181,14 @@ class PlacedRoles:
 
     @property
     def where(self) -> Placement:
-        """The placement. For a run in one process, this is a placement on that process."""
+        """The placement. A run in one process is placed on that process."""
         return self.placement or here(self.needs)
 
 
 def needed(roles: Roles, evaluated: str | None) -> dict[str, Sides]:
-    """Return, for each role, whether it needs a trainer, and whether it needs a generator.
+    """Return, for each role, whether it needs a trainer and whether it needs a generator.
 
-    ``evaluated``: the role that samples answers to held-out prompts, or None.
+    ``evaluated``: the role that answers held-out prompts, or None.
     """
     return {
         name: Sides(role.needs.trainer, role.needs.generator or name == evaluated)
@@ -198,10 +199,10 @@ def needed(roles: Roles, evaluated: str | None) -> dict[str, Sides]:
 def place_roles(
     program: Program, roles: Roles, config: RunConfig, problems: Iterable[Problem] = ()
 ) -> PlacedRoles:
-    """Return the models and rewards of a run, placed on the pools that ``--pools`` defines.
+    """Place a run's models and rewards on the pools given with ``--pools``.
 
-    Raises PlanError with ``problems`` and with all other reasons to refuse the run that are known without
-    data, such as row counts, rewards, pools, parallelism or staleness.
+    Raises PlanError with ``problems`` and any other reasons to refuse the run that are known without data:
+    row counts, rewards, pools, parallelism, staleness and so on.
     """
     options, rewards = config.options, RewardNames.of(config, program.flow)
     stale = [problem for problem in stale_problems(program, options.staleness) if problem.severity == "error"]
@@ -222,10 +223,10 @@ def place_roles(
 def problems_before_backends(
     graph: Graph, options: Options, values: Callable[[str], Mapping[str, Any]]
 ) -> Iterator[Problem]:
-    """Yield the problems with a configuration that can be found before a backend is loaded.
+    """Yield the problems that can be found before a backend is loaded.
 
-    These are too many rows, invalid pools, and a staleness that the pools do not allow. ``values``: returns
-    the flags of a role.
+    These are too many rows, invalid pools, and a staleness that the pools don't allow. ``values``: returns a
+    role's flags.
     """
     yield from too_many_rows(Sizes.of(graph, Assumed(options.prompts)))
     yield from pool_problems(options)
@@ -246,10 +247,10 @@ def problems_before_backends(
 
 
 def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:
-    """Return the models and rewards of a run, placed on its pools.
+    """Place a run's models and rewards on its pools.
 
-    The generator of a role that may be evaluated is placed too. If no flag gives this generator a pool, the
-    result has the error as ``undecided``, because only the data determine whether the role is evaluated.
+    This includes the generator of a role that may be evaluated. If no flag gives this generator a pool, the
+    error is stored as ``undecided``, because whether the role is evaluated depends on the data.
     """
     evaluated = evaluation_role(program.graph, roles, options)
     try:
@@ -285,7 +286,7 @@ def _placement(
 
 
 def share_problems(pools: Pools, options: Options) -> Iterator[Problem]:
-    """Yield a problem if ``--pools`` divides GPUs but ranks compute on CPUs, or the other way around."""
+    """Yield a problem if ``--pools`` divides up GPUs but ranks compute on CPUs, or the other way around."""
     device = "gpu" if device_in(options.device) == "cuda" else "cpu"
     if pools.kind and device != pools.kind:
         yield Problem(
@@ -298,8 +299,7 @@ def share_problems(pools: Pools, options: Options) -> Iterator[Problem]:
 
 
 def thread_problems(placement: Placement, roles: Roles, options: Options) -> Iterator[Problem]:
-    """Yield a problem for each backend that needs a process for each rank, if ranks are threads of one
-    process."""
+    """Yield a problem for each backend that needs a process per rank when ranks are threads."""
     if not placement.threads:
         return
     for half, pools in (("trainer", placement.trainers), ("generator", placement.generators)):
@@ -316,10 +316,10 @@ def thread_problems(placement: Placement, roles: Roles, options: Options) -> Ite
 
 
 def pool_problems(options: Options) -> Iterator[Problem]:
-    """Yield the problems with pools that do not depend on backends.
+    """Yield the problems with pools that don't depend on backends.
 
-    One is a pool that divides CPUs or GPUs although the run uses only the other kind. Another is a flag that
-    does not work if ranks are threads.
+    For example, a pool divides up CPUs or GPUs when the run uses only the other kind, or a flag doesn't work
+    with ranks that are threads.
     """
     if options.pools:
         yield from share_problems(options.pools, options)
@@ -349,10 +349,10 @@ def _as_processes(options: Options) -> str:
 
 
 def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | None) -> PlacedRoles:
-    """Return the placement once the data are known.
+    """Finish the placement now that the data is known.
 
-    ``evaluated``: the role that is evaluated, or None. If it is None, a generator that only an evaluation
-    needs is removed. Raises PlanError if the evaluated role needs a pool and no flag names one.
+    ``evaluated``: the role that is evaluated, or None, in which case a generator needed only for evaluation
+    is removed. Raises PlanError if the evaluated role needs a pool and no flag names one.
     """
     if evaluated is not None:
         if placed.undecided is not None:
@@ -367,9 +367,9 @@ def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | No
 
 
 def make_plan(program: Program, placed: PlacedRoles) -> Plan:
-    """Run all compiler passes over the program and return the plan.
+    """Compile the program into a plan.
 
-    Raises PlanError if ``--stream`` has no effect on this flow, or if memory does not suffice.
+    Raises PlanError if ``--stream`` has no effect on this flow, or if there isn't enough memory.
     """
     options, chunks = placed.options, streaming(program.graph, placed.roles, placed.rewards, placed.options)
     packing = [name for name, role in placed.roles.items() if role.trainer.can.packs]
@@ -379,7 +379,7 @@ def make_plan(program: Program, placed: PlacedRoles) -> Plan:
 
 
 def pool_warnings(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
-    """Yield a warning for each pool, and each rank, that a plan leaves idle."""
+    """Yield a warning for each pool and each rank that the plan leaves idle."""
     if plan.placement is not None:
         yield from unused_pools(plan.placement)
         yield from idle_ranks(plan, sizes)

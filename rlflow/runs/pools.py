@@ -1,6 +1,6 @@
-"""A run on pools: the driver's side, and pools whose ranks are threads of the driver's process.
+"""A run on pools: the driver's part, and pools whose ranks are threads of the driver's process.
 
-`rlflow.runs.ray_pools` has pools on Ray.
+For pools on Ray, see `rlflow.runs.ray_pools`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GRACE = 5.0  # extra seconds, so that the engine can name the ranks that do not 
 
 @dataclass(frozen=True)
 class WorkerSetups:
-    """The parts of a worker's setup that are the same on all ranks."""
+    """What is the same in the setup of all ranks' workers."""
 
     program: Program
     config: RunConfig
@@ -59,10 +59,10 @@ class WorkerSetups:
         rendezvous_points: Mapping[str, str],
         residency: Iterable[MemorySchedule] = (),
     ) -> dict[str, list[Setup]]:
-        """Return pool → the setups of its ranks.
+        """Return the setups of each pool's ranks, by pool.
 
-        ``threads``: PyTorch threads of each rank. ``rendezvous_points``: pool → the file or address where its
-        ranks meet. ``residency``: the memory schedules of pools.
+        ``threads``: PyTorch threads per rank. ``rendezvous_points``: the file or address where a pool's ranks
+        meet. ``residency``: the pools' memory schedules.
         """
         program, schedules = self.program, {schedule.pool: schedule for schedule in residency}
         source, shape = (
@@ -102,9 +102,9 @@ class WorkerSetups:
 def worker_setups(
     program: Program, config: RunConfig, data: Judged, options: TraceOptions, updates: Mapping[str, int]
 ) -> WorkerSetups:
-    """Return the parts of a worker's setup that are the same on all ranks.
+    """Return what is the same in the setup of all ranks' workers.
 
-    The device ``auto`` is replaced with the driver's device, because workers may see other devices.
+    The device ``auto`` is replaced with the driver's device, because workers may see different ones.
     """
     device: Any = device_in(config.options.device)
     return WorkerSetups(
@@ -113,14 +113,14 @@ def worker_setups(
 
 
 def threads_of_rank(options: Options, placement: Placement) -> int:
-    """Return the number of PyTorch threads of each rank."""
+    """Return how many PyTorch threads each rank gets."""
     return options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
 
 
 def in_threads(plan: Plan, options: Options, setups: WorkerSetups, inputs: EngineInputs) -> Runtime:
     """Load the models of pools whose ranks are threads of this process, and return the runtime.
 
-    If this raises PlanError, everything that it started is stopped.
+    If PlanError is raised, everything that was started has been stopped again.
     """
     placement = plan.placement
     assert placement is not None
@@ -141,10 +141,10 @@ def runtime(
     pools: Mapping[str, Pool[Worker]],
     started: ExitStack,
 ) -> Runtime:
-    """Return the runtime of a run on pools that are already running.
+    """Return the runtime for pools that are already running.
 
-    ``started``: an exit stack that stops everything started so far. The runtime takes over the stack, and its
-    ``close`` closes it.
+    ``started``: an exit stack that stops everything started so far. The runtime takes it over and closes it
+    in ``close``.
     """
     engine = engine_of(plan, options, inputs, pools)
     queues = Queues(room_of(plan.placement))
@@ -162,7 +162,7 @@ def runtime(
 
 
 def roles_of(placement: Placement) -> dict[str, str]:
-    """Return pool → the names of the roles on it, as text."""
+    """Return the names of the roles on each pool, as text by pool."""
     names: dict[str, list[str]] = {pool: [] for pool in placement.pools}
     for role, pool in [*placement.trainers.items(), *placement.generators.items()]:
         names[pool] += [role] if role not in names[pool] else []
@@ -218,10 +218,10 @@ def engine_of(
 def transfer(
     role: str, options: Options, placement: Placement, pools: Mapping[str, Pool[Worker]]
 ) -> WeightTransfer | None:
-    """Return the planned transfer of a role's weights to the pool of its generator.
+    """Plan how a role's weights get to its generator's pool.
 
-    Returns None if the trainer and the generator are on the same pool, if one of them is missing, or with
-    ``--weights gather``.
+    Returns None if the trainer and the generator share a pool, if one of them is missing, or with ``--weights
+    gather``.
     """
     source, target = placement.trainers.get(role), placement.generators.get(role)
     if source is None or target is None or source == target or options.weights == "gather":
@@ -230,7 +230,7 @@ def transfer(
 
 
 def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[Cause, Reason]:
-    """Return the first reason for each cause of missing scores, collected from all ranks."""
+    """Return the first reason for each cause of missing scores on any rank."""
     first: dict[Cause, Reason] = {}
     for pool in pools.values():
         for each in pool.call(Worker.reasons, seconds=60.0, group="control").result():

@@ -55,7 +55,7 @@ QUIET = Quiet()
 
 
 def accept(graph: Graph, dependencies: Dependencies) -> Dependencies:
-    """Return the dependencies unchanged. A new run has no earlier dependencies to compare them with."""
+    """Return the dependencies unchanged, because a new run has nothing to compare them with."""
     return dependencies
 
 
@@ -69,13 +69,13 @@ def prepare(
     data: Dataset | None = None,
     folder: Path | None = None,
 ) -> RunContext:
-    """Make everything that a run needs.
+    """Make everything a run needs.
 
     ``note``: called with progress messages. ``judge``: called with the graph and the dependencies before any
-    model is loaded; it may raise an error, and returns the dependencies, possibly with more digests. None if
-    the run will never be resumed. ``begun``: whether the run was started earlier; bad records are then
-    skipped. ``data``: a data set to use instead of the configured data. ``folder``: as for ``services_of``.
-    Raises FlowError and PlanError, and the errors of ``judge``.
+    model is loaded. It returns the dependencies, possibly with more digests, or raises an error. Use None for
+    a run that will never be resumed. ``begun``: whether the run was started earlier; if so, bad records are
+    skipped. ``data``: a data set to use instead of the configured one. ``folder``: as for ``services_of``.
+    Raises FlowError, PlanError and any error of the ``judge``.
     """
     _refuse_in_worker()
     options = config.options
@@ -130,7 +130,7 @@ def prepare(
 
 
 def _refuse_in_worker() -> None:
-    """Raise PlanError if this process is a reward process, in which no run may start."""
+    """Raise PlanError if this is a reward process, where no run may start."""
     if in_worker():
         raise PlanError.of(
             "run-in-worker",
@@ -142,7 +142,7 @@ def _refuse_in_worker() -> None:
 
 
 def _placed(program: Program, config: RunConfig, note: Callable[[str], None], begun: bool) -> PlacedRoles:
-    """Bind all roles to their configuration, and place them on pools. Raises PlanError."""
+    """Bind all roles to their configuration and place them on pools. Raises PlanError."""
     if config.options.ray_address is None:  # a cluster may have GPUs although its driver has none
         device_of(config.options.device)
     for name in config.models.values():
@@ -159,7 +159,7 @@ def _placed(program: Program, config: RunConfig, note: Callable[[str], None], be
 
 
 def _opened(flow: Flow, config: RunConfig, placed: PlacedRoles, specs: Specs) -> Dataset:
-    """Open the data of a run and return it. Raises PlanError."""
+    """Open a run's data. Raises PlanError."""
     return open_dataset(
         flow,
         config,
@@ -176,7 +176,7 @@ def _note_data(
     specs: Specs,
     note: Callable[[str], None],
 ) -> None:
-    """Call ``note`` with messages about the data, the rewards and the chat templates. Raises PlanError."""
+    """Tell the user about the data, the rewards and the chat templates. Raises PlanError."""
     for line in filter(
         None, (*local_data(config.options.data), data.split_lines, data.recognised, *placed.rewards.forms())
     ):
@@ -195,9 +195,9 @@ def _records(
     note: Callable[[str], None],
     begun: bool,
 ) -> tuple[Prompts, HeldOut]:
-    """Return the cursor over the training records, and the records that the run does not train on.
+    """Return a cursor over the training records, and the records that the run doesn't train on.
 
-    Raises PlanError for records that a model cannot take.
+    Raises PlanError for records that a model can't handle.
     """
     options, tools = config.options, with_tools_of(specs)
     data = replace(data, numbered=reads_prompt_id(graph), encoder=with_tools(data, tools))
@@ -217,9 +217,9 @@ def _records(
 
 
 def unrepeatable(specs: Specs) -> Iterator[str]:
-    """Yield a message for each environment that cannot replay episodes.
+    """Yield a message for each environment that can't replay episodes.
 
-    A run with such an environment may sample different rows after it is resumed.
+    With such an environment, a resumed run may sample different rows.
     """
     for spec in specs.values():
         if not spec.source.repeatable:
@@ -237,11 +237,10 @@ def rotated_rows(
     datasets: Iterable[Dataset],
     note: Callable[[str], None],
 ) -> int:
-    """Return the length of the longest possible row in tokens, if the rotary frequencies of a model depend on
-    it.
+    """Return the longest possible row in tokens, if a model's rotary frequencies depend on it.
 
-    Returns 0 if no model depends on it, or if the length is unknown. Raises PlanError if ``--longest-row`` is
-    shorter than the longest row of the data.
+    Returns 0 if they don't, or if the length is unknown. Raises PlanError if ``--longest-row`` is shorter
+    than the longest row in the data.
     """
     folders_of = {name: role.folder for name, role in placed.roles.items()} | reward_folders(options.reward)
     models = {name: found for name, folder in folders_of.items() if (found := boundaries(folder))}
@@ -277,25 +276,25 @@ def rotated_rows(
 
 
 def local_data(written: Iterable[str]) -> Iterator[str]:
-    """Yield a line for each local path in ``written`` that could also be a name on the Hub. The local path is
-    read."""
+    """Yield a line for each local path in ``written`` that could also be a name on the Hub, saying that the
+    path is used.
+    """
     for source in parse_sources(tuple(written)):
         if local_instead(source.path):
             yield f"data: the local path {source.path} is read, not a data set on the Hub ({source.path}@main)"
 
 
 def reward_folders(written: Iterable[str]) -> dict[str, Path]:
-    """Return name → model folder, for each reward in ``written`` that is a model."""
+    """Return the model folder of each reward in ``written`` that is a model, by name."""
     return {spec.name: Path(spec.path) for spec in map(parse_reward, written) if spec.kind == "model"}
 
 
 def replies(
     program: Program, placed: PlacedRoles, tokenizer: str | None, data: Dataset, specs: Specs
 ) -> list[Problem]:
-    """Return warnings and notes about the chat templates and stop tokens of the models.
+    """Return warnings and notes about the models' chat templates and stop tokens.
 
-    Raises PlanError if a template lacks something that the flow needs, or if a model does not have a stop
-    token.
+    Raises PlanError if a template lacks something the flow needs, or if a model doesn't have a stop token.
     """
     folders = {name: role.folder for name, role in placed.roles.items()}
     problems = [
@@ -311,7 +310,7 @@ def replies(
 def compile_with_data(
     flow: Flow, hp: Any, options: TraceOptions, note: Callable[[str], None] = QUIET.note
 ) -> Program:
-    """Trace the flow with the columns of the data, and return the program.
+    """Trace the flow with the data's columns, and return the program.
 
     ``note`` is called with warnings. Raises FlowError.
     """
@@ -322,9 +321,9 @@ def compile_with_data(
 
 
 def amounts(training: Dataset, prompts: int) -> Iterator[str]:
-    """Yield messages about the shares of data sources, and about sources with too few records.
+    """Yield messages about the shares of data sources, and about sources that have too few records.
 
-    ``prompts``: number of prompts of an iteration.
+    ``prompts``: how many prompts an iteration takes.
     """
     total = sum(training.weights.values())
     records = (
@@ -352,16 +351,16 @@ def amounts(training: Dataset, prompts: int) -> Iterator[str]:
 
 
 def note_warnings(problems: Iterable[Problem], note: Callable[[str], None]) -> None:
-    """Pass the warnings among the problems to ``note``."""
+    """Call ``note`` with each of the problems that is a warning."""
     for problem in problems:
         if problem.severity == "warning":
             note(str(problem))
 
 
 def first_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], specs: Specs) -> TraceOptions:
-    """Return the options that shape the graph of a run, before its data are opened.
+    """Return the options that shape a run's graph, before its data is opened.
 
-    ``trace_options`` returns them once the data are open.
+    Once it is open, use ``trace_options``.
     """
     reads = (
         ("episode_score",)
@@ -386,9 +385,9 @@ def trace_options(
     rewards: bound.Rewards,
     specs: Specs = MappingProxyType({}),
 ) -> TraceOptions:
-    """Return the options that shape the graph of a run, once its data are open.
+    """Return the options that shape a run's graph, once its data is open.
 
-    ``sampling``: as ``RunConfig.sampling``. ``specs``: role → environment.
+    ``sampling``: as ``RunConfig.sampling``. ``specs``: the environments, by role.
     """
     return TraceOptions(
         max(len(options.reward), 1),

@@ -1,7 +1,7 @@
 """`rlflow plan`: describe the run that a flow and a configuration would give.
 
-This starts nothing, loads no model, opens no data and does not need Ray. The module also runs a flow under
-two plans and finds the first difference.
+This starts nothing, loads no models, opens no data and doesn't need Ray. The module can also run a flow under
+two plans and find the first difference.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from rlflow.runs.run import run
 
 
 def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Explanation:
-    """Return an explanation of the run that a flow and its configuration would give.
+    """Explain the run that a flow and its configuration would give.
 
-    ``options``: the flags that shape the graph. Raises FlowError and PlanError with all reasons to refuse the
-    run that are known without data, and with flags that have no effect.
+    ``options``: the flags that shape the graph. Raises FlowError, and PlanError with all reasons to refuse
+    the run that are known without data and all flags that have no effect.
     """
     report = check(flow, hp, options, with_variants=False)
     if report.program is None or not report.ok:
@@ -87,9 +87,9 @@ def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Ex
 
 
 def evaluation_warnings(placed: PlacedRoles) -> Iterator[Problem]:
-    """Yield a warning if the run may need a pool for its evaluation and no flag names one.
+    """Yield a warning if the run may need a pool for its evaluation but no flag names one.
 
-    This is only a warning, because the data and rewards decide whether anything is evaluated.
+    It is only a warning because the data and rewards decide whether anything is evaluated.
     """
     if placed.undecided is not None and placed.placement is not None:
         role, pool = placed.evaluated, next(iter(placed.placement.pools))
@@ -104,7 +104,7 @@ def evaluation_warnings(placed: PlacedRoles) -> Iterator[Problem]:
 
 
 def room_warnings(graph: Graph, roles: Roles, rewards: Iterable[str]) -> list[Problem]:
-    """Return warnings if ``max_tokens`` leaves no room for a prompt. A run refuses to start in this case."""
+    """Return warnings if ``max_tokens`` leaves no room for a prompt. Such a run would refuse to start."""
     try:
         room(graph, roles, rewards, False)
     except PlanError as error:
@@ -113,10 +113,10 @@ def room_warnings(graph: Graph, roles: Roles, rewards: Iterable[str]) -> list[Pr
 
 
 def transports(options: Options) -> tuple[str, str]:
-    """Return how weights are sent to a generator on the trainer's pool, and to a generator on another pool.
+    """Return how weights are sent to a generator on the trainer's own pool, and to one on another pool.
 
-    On one machine, weights use shared memory. On the GPUs of one machine, they use shared handles within a
-    pool, and Ray's object store between pools. The start of a run may still choose differently.
+    On one machine, weights go through shared memory. On the GPUs of one machine, they use shared handles
+    within a pool and Ray's object store between pools. A run may still choose differently when it starts.
     """
     gpus = device_in(options.device) == "cuda"
     way = (
@@ -134,7 +134,7 @@ def transports(options: Options) -> tuple[str, str]:
 
 
 def _owned(role: BoundRole) -> dict[str, set[str]]:
-    """Return, for each side of a role, the settings that only the backend of this side has."""
+    """Return, for each side of a role, the settings that only this side's backend has."""
     names = [set(fields(half.kind.Settings)) if half.kind is not None else set[str]() for half in role.sides]
     return {half: own - other for half, own, other in zip(SIDES, names, reversed(names), strict=True)}
 
@@ -150,11 +150,11 @@ TIMES = (Of.RUN, Of.WEIGHT_CHECK)  # metrics of time and transport, which may di
 
 
 def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folder: Path) -> Claim:
-    """Run a flow under two plans in float64, and return the claim that the runs are equal.
+    """Run a flow under two plans in float64, and return the claim that both runs are equal.
 
-    If the runs differ, the claim names the first difference and its cause. The runs have K + 2 iterations,
-    where K is the larger staleness. ``one``, ``other``: the flags of each run. ``folder``: the folder for the
-    two runs.
+    If they differ, the claim names the first difference and its cause. The runs have K + 2 iterations, where
+    K is the larger staleness. ``one``, ``other``: the flags of each run. ``folder``: where to put the two
+    runs.
     """
     if short := without_float64(flow, one, other):
         return Claim(
@@ -185,8 +185,8 @@ def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folde
 def _verdict(flow: Flow, first: str | None, apart: float, equally_stale: bool, number: str) -> Claim:
     """Return the claim that two runs of a flow are equal.
 
-    ``first``: the first difference, or None. ``apart``: the relative distance between their weights.
-    ``equally_stale``: whether both have the same staleness. ``number``: the distance as text.
+    ``first``: the first difference, or None. ``apart``: the relative distance between the final weights, and
+    ``number`` the same as text. ``equally_stale``: whether both runs have the same staleness.
     """
     if first is None and apart == 0:
         return judged(
@@ -222,7 +222,7 @@ def _verdict(flow: Flow, first: str | None, apart: float, equally_stale: bool, n
 
 
 def without_float64(flow: Flow, *plans: Mapping[str, Any]) -> list[str]:
-    """Return the backends in two plans that do not support float64, such as ``generator vllm``.
+    """Return the backends in two plans that don't support float64, such as ``generator vllm``.
 
     Raises PlanError for invalid flags.
     """
@@ -237,8 +237,7 @@ def without_float64(flow: Flow, *plans: Mapping[str, Any]) -> list[str]:
 
 
 def _first_difference(one: Path, other: Path) -> str | None:
-    """Return the first column or metric that differs between two runs, with its iteration; None if all are
-    equal."""
+    """Return the first column or metric that differs between two runs, with its iteration, or None."""
     table = keys.read(one)
     for file, names in (("samples.jsonl", ("prompt", "completion", "scores")), ("metrics.jsonl", ())):
         lines = [objects(Growing(folder / file).lines()) for folder in (one, other)]
@@ -252,8 +251,7 @@ def _first_difference(one: Path, other: Path) -> str | None:
 
 
 def weights_distance(one: RunResult, other: RunResult) -> float:
-    """Return the distance between the final weights of two runs, relative to the norm of the first run's
-    weights."""
+    """Return the distance between two runs' final weights, relative to the norm of the first run's weights."""
     apart = size = 0.0
     for path in sorted((one.folder / "final").rglob("*.safetensors")):
         left, right = (

@@ -1,4 +1,4 @@
-"""Claims about a run, each with a verdict, a measured number and a line of code."""
+"""Claims about a run, each with a verdict, a measurement and a line of code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Verdict = Literal["proved", "falsified", "unproved"]
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that is true for every correct run, and the verdict on this sentence for the current run."""
+    """A statement that is true of every correct run, and the verdict on it for the current run."""
 
     name: str  # a stable name, such as reward-direction
     subject: str  # the node or role that the claim is about
@@ -32,10 +32,10 @@ class Claim:
 def judged(
     name: str, subject: str, holds: bool, sentences: tuple[str, str], number: str, place: Place | None = None
 ) -> Claim:
-    """Return a claim whose verdict is "proved" if ``holds`` is true, and "falsified" otherwise.
+    """Return a claim that is "proved" if ``holds`` is true and "falsified" otherwise.
 
-    ``name``: stable name of the claim. ``subject``: the node or role that it is about. ``sentences``: the
-    sentence for "proved" and the sentence for "falsified". ``number``: the measurement, as text.
+    ``name``: the claim's stable name. ``subject``: the node or role it is about. ``sentences``: what to say
+    if it is proved, and if it is falsified. ``number``: the measurement, as text.
     """
     return Claim(
         name,
@@ -48,9 +48,9 @@ def judged(
 
 
 def encoded(claims: list[Claim]) -> bytes:
-    """Return the claims as JSON bytes.
+    """Encode the claims as JSON.
 
-    The form is ``{"claims": [{"name": …, "subject": …, "verdict": …, "sentence": …, "number": …, "place":
+    The format is ``{"claims": [{"name": …, "subject": …, "verdict": …, "sentence": …, "number": …, "place":
     "path:line"}]}``.
     """
     plain = [{**vars(claim), "place": str(claim.place) if claim.place else None} for claim in claims]
@@ -58,7 +58,7 @@ def encoded(claims: list[Claim]) -> bytes:
 
 
 def summary(claims: list[Claim]) -> str:
-    """Return the number of claims with each verdict, as text: "7 proved, 0 falsified, 1 unproved"."""
+    """Count the claims by verdict, as text: "7 proved, 0 falsified, 1 unproved"."""
     counts = {
         verdict: sum(claim.verdict == verdict for claim in claims)
         for verdict in ("proved", "falsified", "unproved")

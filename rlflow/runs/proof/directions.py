@@ -1,7 +1,7 @@
 """Gradients of an update's losses with respect to the model's outputs (log-probs, values or scores).
 
-They show how strongly the update makes each row's tokens more likely. Computing them needs the model's
-outputs, but not its weights.
+They show how much more likely the update makes each row's tokens. Computing them takes the model's outputs
+but not its weights.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of the prompt and of 
 
 @dataclass(frozen=True)
 class Direction:
-    """The gradient direction of one update: minus the gradient of its objective with respect to each model
-    output.
+    """The gradient direction of an update: minus the gradient of its objective, for each model output.
 
     It covers the rows that the update learns from.
     """
@@ -36,22 +35,22 @@ class Direction:
 
     @property
     def main(self) -> Tensor:
-        """The direction for the model output that the loss names first: log-probs, values or scores."""
+        """The direction for the first model output that the loss names: log-probs, values or scores."""
         return next(iter(self.by.values()))
 
     @property
     def of_rows(self) -> Tensor:
-        """The gradient direction of each row, float64 [rows]: the mean over the row's tokens."""
+        """Each row's gradient direction, averaged over its tokens, float64 [rows]."""
         counts = mask_counts(self.rows).clamp(min=1)
         direction = self.main.double()
         return direction.sum(1) / counts if direction.dim() == 2 else direction
 
     def felt(self, new: New) -> tuple[float, float]:
-        """Return two shares of the gradient, from 0 to 1, that remain after cancellation.
+        """Return two shares, from 0 to 1, of the gradient that are left after cancellation.
 
-        For the first share, the gradients of rows with equal tokens are added up. For the second share, each
-        token's gradient is also multiplied by 1 - p, because the gradient of a token that the model is
-        certain of moves no weight. ``new``: the model's outputs. Both shares are 1 if there is no gradient.
+        For the first, the gradients of rows with equal tokens are added up. For the second, each token's
+        gradient is also multiplied by 1 - p, because the gradient of a token that the model is certain of
+        doesn't move any weights. ``new``: the model's outputs. Both shares are 1 if there is no gradient.
         """
         rows, numbers = keys(self.rows), dict[Row, int]()
         index = torch.tensor([numbers.setdefault(row, len(numbers)) for row in rows], dtype=torch.int64)
@@ -75,9 +74,9 @@ class Direction:
         return (left / total, followed / total) if total else (1.0, 1.0)
 
     def apart(self, other: Direction) -> float:
-        """Return the distance to another gradient direction, relative to the norm of this direction.
+        """Return the distance to another gradient direction, relative to this one's norm.
 
-        Returns infinity if the two directions have different rows.
+        It is infinite if the two have different rows.
         """
         if (
             len(self.rows) != len(other.rows)
@@ -94,23 +93,22 @@ class Direction:
 
 
 def keys(batch: Batch) -> list[Row]:
-    """Return the token ids of each row's prompt and response. They identify the row."""
+    """Return each row's prompt and response token ids, which identify the row."""
     prompts, tokens = (map(tuple, batch.data[name].lists()) for name in ("prompt_tokens", "tokens"))
     return list(zip(prompts, tokens, strict=True))
 
 
 def learned_rows(update: RecordedUpdate) -> RecordedUpdate:
-    """Return the update with only its trainable rows, and with numbers in place of settings that are
-    columns."""
+    """Return the update with only its trainable rows, and with settings that are columns turned into numbers."""
     settings, batch = with_numbers(update.settings, update.batch, update.loss.signature)
     return replace(update, batch=learnable(batch, update.loss).batch, settings=settings)
 
 
 def objective(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Tensor:
-    """Return the objective that an update minimises, over all its rows in one step, as a 0-d float64 tensor.
+    """Return the objective that an update minimises over all its rows in one step, as a 0-d float64 tensor.
 
-    Losses are averaged as in the trainer. ``new``: the model's outputs. ``also``: columns that replace
-    columns of the update's rows.
+    Losses are averaged as in the trainer. ``new``: the model's outputs. ``also``: columns to use in place of
+    the rows' own.
     """
     batch = update.batch
     counts, mask = mask_counts(batch), (also or {}).get("mask", batch["mask"])
@@ -146,9 +144,9 @@ def _columns(batch: Batch, loss: object, index: Tensor, also: Mapping[str, Tenso
 
 
 def pushed(update: RecordedUpdate, new: New, also: Mapping[str, Tensor] | None = None) -> Direction:
-    """Return the gradient direction of an update for the model outputs ``new``.
+    """Return an update's gradient direction at the model outputs ``new``.
 
-    ``also``: columns that replace columns of the update's rows.
+    ``also``: columns to use in place of the rows' own.
     """
     leaves = New(
         **{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()}
