@@ -480,7 +480,7 @@ class Loop:
 
 
 def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
-    """Return how many seconds each node took. For a `repeat`, the nodes in its body don't count."""
+    """Return how many seconds each node took. A `repeat` doesn't include the nodes in its body."""
     seconds: dict[str, float] = {}
     for span in flat(outcome.spans, plan.within):
         seconds[span.node] = seconds.get(span.node, 0.0) + span.end - span.start

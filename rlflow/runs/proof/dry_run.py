@@ -1,7 +1,7 @@
-"""A dry run: one iteration of the run's own plan on a few prompts, without changing weights.
+"""A dry run: one iteration of the run's own plan on a few prompts, without changing any weights.
 
-Synthetic scores replace the rewards. Updates are not executed, but recorded with the rows and columns that
-they would have learned from. A dry run stops before the first stage with side effects.
+Synthetic scores replace the rewards. Updates aren't executed but recorded, with the rows and columns they
+would have learned from. A dry run stops before the first stage that has side effects.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Scoring = Callable[[str, Axis], Tensor]  # (node of a reward, axis of its rows) 
 class RecordedUpdate:
     """An update that was recorded instead of executed.
 
-    ``batch`` has the rows, with the columns that the update reads. ``settings`` are the settings of the loss.
-    ``call`` is the number of the call in the iteration.
+    ``batch``: the rows, with the columns that the update reads. ``settings``: the settings of the loss.
+    ``call``: the number of the call within the iteration.
     """
 
     node: str
@@ -63,7 +63,7 @@ class RecordedUpdate:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """The rows of a reward call, and their synthetic scores [rows]."""
+    """The rows of one reward call and their synthetic scores [rows]."""
 
     node: str
     batch: Batch
@@ -72,10 +72,10 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class RepeatedScores:
-    """The scores that three calls of the run's own reward gave the same rows, each [rows].
+    """Scores [rows] from three calls of the run's own reward on the same rows.
 
-    ``once`` and ``again`` are from two equal calls. ``shuffled`` is from a call with shuffled rows, in the
-    order of ``once``.
+    ``once`` and ``again`` come from two identical calls. ``shuffled`` comes from a call with the rows
+    shuffled, and is put back in the order of ``once``.
     """
 
     node: str
@@ -86,7 +86,7 @@ class RepeatedScores:
 
 @dataclass
 class DryRunRecord:
-    """The updates and scores that a dry run recorded."""
+    """The updates and scores recorded in a dry run."""
 
     updates: list[RecordedUpdate] = field(default_factory=list)
     scored: list[ScoredRows] = field(default_factory=list)
@@ -95,9 +95,9 @@ class DryRunRecord:
 
 
 class DryRunEngine(Engine):
-    """Methods that replace methods of an engine in a dry run.
+    """The methods of an engine that work differently in a dry run.
 
-    `DryRuns` makes a class that inherits from this class and from the class of the run's engine.
+    `DryRuns` makes a class that inherits from both this class and the run's engine.
     """
 
     scoring: Scoring | None  # None: the run's own rewards give the scores
@@ -112,9 +112,9 @@ class DryRunEngine(Engine):
     def generate(
         self, role: str, prompts: Batch, sampling: Sampling, call: int, terms: CallOptions = HERE
     ) -> Batch:
-        """Sample at most ``longest`` tokens per row.
+        """Sample up to ``longest`` tokens per row.
 
-        If the call has sampled for the same prompts before, its earlier rows are returned.
+        If this call has already sampled for the same prompts, the same rows are returned again.
         """
         key = (call, id(prompts.axis))
         if key not in self.sampled:
@@ -126,9 +126,9 @@ class DryRunEngine(Engine):
         return self.sampled[key][1]
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
-        """Run the real forward pass. No update can reuse its result.
+        """Run the real forward pass. Updates can't reuse its result.
 
-        If ``shift`` has an amount for the node, the amount is added to the result of every other row.
+        If ``shift`` has an amount for this node, it is added to the result in every other row.
         """
         rows = super().forward(role, want, batch, replace(terms, ahead=False))
         if terms.node not in self.shift:
@@ -151,8 +151,7 @@ class DryRunEngine(Engine):
         return self.spread(rows, self.near(batch, terms)), {}
 
     def judged(self, role: str, batch: Batch, terms: CallOptions) -> RepeatedScores:
-        """Call the run's own reward twice on the rows and once on the shuffled rows, and return all
-        scores."""
+        """Score the rows three times with the run's own reward: twice as they are, and once shuffled."""
         order = torch.randperm(
             len(batch), generator=torch.Generator().manual_seed(derived(0, "proof", terms.node))
         )
@@ -165,8 +164,7 @@ class DryRunEngine(Engine):
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Run the real stage, with ``fill`` as the padding value. The padding value must not change any
-        result."""
+        """Run the real stage with ``fill`` as the padding value, which must not affect any result."""
         with padding(self.fill):
             return super().stage(stage, batch, settings, call, terms)
 
@@ -180,7 +178,7 @@ class DryRunEngine(Engine):
         call: int,
         terms: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Record the update in ``record`` instead of executing it."""
+        """Add the update to ``record`` instead of executing it."""
         self.record.updates.append(
             RecordedUpdate(terms.node, role, self.gather(batch), loss, settings, call, options)
         )
@@ -190,8 +188,7 @@ class DryRunEngine(Engine):
 
 
 def raised(data: Data, by: float) -> Data:
-    """Return a token column with ``by`` added to all tokens of every other row. Other columns are returned
-    unchanged."""
+    """Return a token column with ``by`` added to every other row. Other columns are returned unchanged."""
     if data.lengths is None:
         return data
     even = (torch.arange(len(data.lengths)) % 2 == 0).to(data.value).repeat_interleave(data.lengths)
@@ -200,10 +197,10 @@ def raised(data: Data, by: float) -> Data:
 
 @dataclass
 class DryRuns:
-    """Executes dry runs on a few prompts of a run, with the run's own engine, queues and plan.
+    """Executes dry runs on a few prompts, with the run's own engine, queues and plan.
 
-    If the plan has a stage with side effects, ``impure`` is the first such stage, and ``plan`` ends before
-    it.
+    ``impure`` is the first stage in the plan that has side effects, if any; ``plan`` then ends before this
+    stage.
     """
 
     engine: Engine
@@ -233,12 +230,12 @@ class DryRuns:
         shift: Mapping[str, float] | None = None,
         asks: bool = False,
     ) -> DryRunRecord:
-        """Run one iteration without training, and return its record.
+        """Run one iteration without training, and return what was recorded.
 
-        ``scoring``: returns the scores of a reward call; if None, the run's own rewards are called. ``asks``:
-        whether to call the run's own rewards in addition, and record their scores. ``fill``: the padding
-        value of stages. ``shift``: node of a role that is not trained → amount to add to its outputs for
-        every other row.
+        ``scoring``: returns the scores for a reward call, or None to call the run's own rewards. ``asks``:
+        whether to call the run's own rewards as well and record their scores. ``fill``: the padding value for
+        stages. ``shift``: for nodes of roles that aren't trained, an amount to add to their outputs in every
+        other row.
         """
         engine: Any = copy.copy(self.engine)
         engine.__class__ = type("Rehearsing" + type(engine).__name__, (DryRunEngine, type(engine)), {})
@@ -263,7 +260,7 @@ class DryRuns:
         return engine.record  # type: ignore[no-any-return]
 
     def _prompts(self) -> Callable[[int], Batch]:
-        """Return a function that returns further prompts for a `repeat`: the same prompts in each dry run."""
+        """Return a function that gives a `repeat` more prompts, the same ones in each dry run."""
         place = iter(range(1 << 30))
 
         def take(count: int) -> Batch:
@@ -277,22 +274,21 @@ class DryRuns:
 
 
 def stretched(scoring: Scoring, factor: float) -> Scoring:
-    """Return a scoring function whose scores are ``factor`` times the scores of ``scoring``."""
+    """Return a scoring function whose scores are ``factor`` times those of ``scoring``."""
     return lambda node, axis: scoring(node, axis) * factor
 
 
 def zero_or_one(node: str, axis: Axis) -> Tensor:
-    """Return alternating scores of 0 and 1, float32 [rows]. Most rewards for answers give only these
-    values."""
+    """Return alternating scores of 0 and 1, float32 [rows]. Most rewards for answers use only these values."""
     return torch.arange(len(axis)).remainder(2).float()
 
 
 def uneven(seed: int, only: str | None = None, base: int = 0) -> Scoring:
     """Return a scoring function that gives seeded random scores from 0 to 1.
 
-    All scores within a group differ, and each group has its own order and mean. If rows have no groups, all
-    rows count as one group. ``only``: the node whose scores use ``seed``; all other nodes use the seed
-    ``base``. If ``only`` is None, all nodes use ``seed``.
+    Within a group, all scores differ, and each group has an order and mean of its own. Rows without groups
+    count as one group. ``only``: the one node whose scores use ``seed``, while all others use the seed
+    ``base``. If it is None, all nodes use ``seed``.
     """
 
     def scores(node: str, axis: Axis) -> Tensor:

@@ -1,7 +1,7 @@
 """Claims about a flow, checked in dry runs.
 
-The claims are that scores reach the gradient, in the right direction and at the right rows, and that every
-input of a loss has an effect. Checking them needs forward passes of the models and changes no weights.
+They say that scores reach the gradient, in the right direction and for the right rows, and that every input
+of a loss has an effect. Checking them takes forward passes of the models and doesn't change weights.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class FlowClaims(ScoreClaims):
     def groups(self) -> Iterator[list[Claim]]:
         """Yield all claims in groups, most important first.
 
-        The first group has the claims about rewards, which determine whether a run may start. Each later
-        group needs more dry runs.
+        The first group is about rewards and decides whether a run may start. Each later group takes more dry
+        runs.
         """
         begins = list(self.unrehearsed())
         own = self.directions(self.base)
@@ -57,10 +57,10 @@ class FlowClaims(ScoreClaims):
     def telling(
         self, update: RecordedUpdate, own: dict[str, Direction]
     ) -> tuple[RecordedUpdate, Direction | None]:
-        """Return the update and its gradient direction, from a dry run whose scores give a gradient.
+        """Return the update and its gradient direction from a dry run where the gradient isn't zero.
 
-        If the first dry run gives no gradient, larger synthetic scores are tried. If no scores give a
-        gradient, the result is from the first dry run. ``own``: the gradient directions of the first dry run.
+        If it is zero in the first dry run, larger synthetic scores are tried. If none of them helps, the
+        result is from the first dry run. ``own``: the gradient directions in the first dry run.
         """
         push = own.get(update.node)
         if push is None or bool(push.main.any()) or not self.base.scored:
@@ -72,9 +72,9 @@ class FlowClaims(ScoreClaims):
         return update, push
 
     def furthest(self, node: str, push: Direction | None) -> RecordedUpdate | None:
-        """Return the update from the dry run with other scores whose gradient differs most from ``push``.
+        """Among the dry runs with other scores, return the update whose gradient differs most from ``push``.
 
-        Returns None if no gradient differs much.
+        Returns None if none differs much.
         """
         apart = [
             (push.apart(directions[node]), record)
@@ -87,9 +87,9 @@ class FlowClaims(ScoreClaims):
         return next(learned_rows(one) for one in record.updates if one.node == node)
 
     def of_update(self, update: RecordedUpdate, push: Direction | None) -> Iterator[Claim]:
-        """Check the claims about one update that do not depend on the scores of its rows.
+        """Check those claims about an update that don't depend on its rows' scores.
 
-        ``push``: the gradient direction of the update, or None if it has no trainable rows.
+        ``push``: the update's gradient direction, or None if it has no trainable rows.
         """
         if push is None:
             yield Claim("rehearsed", update.node, "unproved", "the dry run produced no trainable rows")
@@ -111,8 +111,7 @@ class FlowClaims(ScoreClaims):
         yield from self.beyond(update, push)
 
     def far(self, update: RecordedUpdate) -> list[New]:
-        """Return two sets of model outputs for an update's rows: after a large, uneven step up, and after one
-        down."""
+        """Return model outputs for the update's rows after a large, uneven step up, and after one down."""
         new = self.new(update)
         return [
             New(**{name: None if x is None else _step(name, x, sign) for name, x in vars(new).items()})
@@ -120,7 +119,7 @@ class FlowClaims(ScoreClaims):
         ]
 
     def columns(self, update: RecordedUpdate) -> Iterator[Claim]:
-        """Check that each column read by a loss has an effect on the loss's gradient or value."""
+        """Check that each column that a loss reads affects the loss or its gradient."""
         news, batch = [self.new(update), *self.far(update)], update.batch
         silent, shown = [], []
         for term in update.terms:
@@ -153,10 +152,10 @@ class FlowClaims(ScoreClaims):
         )
 
     def signs(self, update: RecordedUpdate, push: Direction) -> Iterator[Claim]:
-        """Check the claims about the gradient direction of an update that need no reward.
+        """Check the update's gradient direction as far as this is possible without a reward.
 
-        Values must move towards returns. Chosen responses must become more likely than rejected responses.
-        Responses from the data must become more likely.
+        Values have to move towards returns, chosen responses have to become more likely than rejected ones,
+        and responses from the data have to become more likely.
         """
         batch, mask = update.batch, update.batch["mask"]
         if "values" in push.by and "returns" in batch:
@@ -178,7 +177,7 @@ class FlowClaims(ScoreClaims):
         yield from self._given_direction(update, push)
 
     def _given_direction(self, update: RecordedUpdate, push: Direction) -> Iterator[Claim]:
-        """Check the claim that responses from the data, or chosen responses of pairs, become more likely."""
+        """Check that responses from the data, or the chosen responses of pairs, become more likely."""
         batch = update.batch
         if update.loss.rows == "group" and self.given(update):  # pairs, with the chosen response first
             rows = push.main.double().sum(1) if push.main.dim() == 2 else push.main.double()
@@ -210,7 +209,7 @@ class FlowClaims(ScoreClaims):
             )
 
     def given(self, update: RecordedUpdate) -> bool:
-        """Return whether the rows of an update are responses from the data."""
+        """Return whether the update's rows are responses from the data."""
         node = self.graph.by_name[update.node]
         return any(
             item.parameter == "tokens" and self.graph.nodes[item.column.node].op is Op.DATA
@@ -218,7 +217,7 @@ class FlowClaims(ScoreClaims):
         )
 
     def beyond(self, update: RecordedUpdate, push: Direction) -> Iterator[Claim]:
-        """Check that padding, and values at masked-out tokens, do not change the gradient."""
+        """Check that the gradient doesn't depend on padding or on values at masked-out tokens."""
         with padding(float("nan")):
             filled = pushed(update, self.new(update))
         same = push.apart(filled)
@@ -261,7 +260,7 @@ class FlowClaims(ScoreClaims):
 
 
 def _differ(update: RecordedUpdate, new: New, also: Mapping[str, Tensor]) -> bool:
-    """Return whether replacing columns with ``also`` changes the gradient or the value of the loss."""
+    """Return whether replacing columns with ``also`` changes the loss or its gradient."""
     one, other = pushed(update, new), pushed(update, new, also)
     if any(not torch.equal(push, other.by[name]) for name, push in one.by.items()):
         return True
@@ -274,7 +273,7 @@ def _step(name: str, x: Tensor, sign: int) -> Tensor:
 
 
 def _with_holes(mask: Tensor) -> Tensor:
-    """Return the mask with False at the second token of every row that has at least three tokens."""
+    """Return the mask with the second token set to False in every row that has at least three tokens."""
     holes = mask.clone()
     long = mask.sum(1) >= 3
     second = (mask.long().cumsum(1) == 2) & mask & long[:, None]

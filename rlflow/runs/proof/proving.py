@@ -1,5 +1,4 @@
-"""The proof of a run before its first iteration: the quick part of `rlflow prove`, which changes no
-weights."""
+"""The proof before a run's first iteration: the quick part of `rlflow prove`, which doesn't change weights."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ SHORT = 10  # iterations; in a shorter run a proof is not worth its time
 
 
 def dry_runs(context: RunContext, longest: int = LONGEST) -> DryRuns:
-    """Return the dry runs of a run, with its own engine and plan, on the first prompts of its data.
+    """Return a run's dry runs, which use its own engine and plan on the first prompts in its data.
 
-    The run's own position in the data does not change. ``longest``: maximum sampled tokens of a row.
+    The run's own position in the data doesn't change. ``longest``: how many tokens to sample per row at most.
     """
     prompts = Prompts(context.prompts.data, context.options.seed)
     rows = max(expected_rows(context.plan.graph, 1, "prompts").values())
@@ -49,10 +48,10 @@ def dry_runs(context: RunContext, longest: int = LONGEST) -> DryRuns:
 
 
 def wanted(context: RunContext) -> bool:
-    """Return whether a run proves itself before it starts.
+    """Return whether a run should prove itself before it starts.
 
-    With ``--prove auto``, a run does so unless it is short, uses pools, uses an environment (in which a dry
-    run might have effects), or has a backend without models.
+    With ``--prove auto``, it should unless it is short, uses pools, has a backend without models, or uses an
+    environment, where a dry run could have side effects.
     """
     options, engine = context.options, context.engine
     asked = options.prove in ("quick", "strict", "warn")
@@ -62,10 +61,10 @@ def wanted(context: RunContext) -> bool:
 
 
 def quick(context: RunContext) -> list[Claim]:
-    """Check the claims about the run's flow that need no update of weights, and return them.
+    """Check the claims about the run's flow that don't require updating weights, and return them.
 
-    With ``--prove strict`` all claims are checked, otherwise as many as the time limit allows. An error in a
-    dry run is raised, unless a stage rejects only the synthetic scores.
+    With ``--prove strict``, all of them are checked, otherwise as many as the time limit allows. Errors in a
+    dry run are raised, unless a stage only rejects the synthetic scores.
     """
     began, stage = time.monotonic(), dry_runs(context, QUICK_LONGEST)
     try:
@@ -111,16 +110,16 @@ def _first_line(error: Exception) -> str:
 
 
 def unfinished(context: RunContext, why: str) -> Claim:
-    """Return a single claim in place of all claims that were not checked. ``why``: the reason."""
+    """Return a single claim that stands for all claims that weren't checked. ``why``: the reason."""
     return Claim("rehearsed", context.plan.graph.name, "unproved", why)
 
 
 def refusal(claims: list[Claim], prove: str) -> PlanError | None:
-    """Return the error that stops a run before its first iteration; None if the run may begin.
+    """Return the error that keeps a run from starting, or None if it may start.
 
-    With ``--prove strict``, any falsified claim stops the run. Otherwise, only a falsified claim with
-    ``ends_run`` stops it: the update makes rows with higher scores less likely. With ``--prove warn``, no
-    claim stops it.
+    With ``--prove strict``, any falsified claim stops the run, and with ``--prove warn``, none does.
+    Otherwise, only a falsified claim with ``ends_run`` stops it, which means that the update makes rows with
+    higher scores less likely.
     """
     wrong = [
         claim

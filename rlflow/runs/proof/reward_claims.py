@@ -1,6 +1,6 @@
-"""The claim that the score of a row depends only on this row.
+"""The claim that a row's score depends only on that row.
 
-This is the only claim for which the run's own rewards are called.
+This is the only claim that is checked by calling the run's own rewards.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ CLOSE = 1e-3  # tolerance of a score, relative to the spread of all scores: rewa
 def reward_claims(
     stage: DryRuns, reasons: Callable[[], Mapping[Cause, Reason]], scoring: Scoring | None
 ) -> Iterator[Claim]:
-    """Yield a claim for each reward call of a dry run. Each call is made three times.
+    """Yield a claim for each reward call in a dry run. Each call is made three times.
 
-    ``scoring``: gives the scores that the dry run's updates learn from; if None, the rewards give these
-    scores. ``reasons``: returns the first reason for each cause of missing scores.
+    ``scoring``: gives the scores for the dry run's updates; if it is None, the rewards do. ``reasons``:
+    returns the first reason for each cause of missing scores.
     """
     for rows in stage.dry_run_once(scoring, asks=True).judged:
         call = stage.plan.graph.by_name.get(rows.node)
@@ -33,10 +33,10 @@ def reward_claims(
 def of_rows(
     rows: RepeatedScores, place: Place | None = None, reasons: Mapping[Cause, Reason] | None = None
 ) -> Claim:
-    """Return the claim that the scores in ``rows`` do not change when the rows are shuffled.
+    """Return the claim that the scores in ``rows`` stay the same when the rows are shuffled.
 
-    The claim is falsified, for example, if a reward function scores several rows in one call and returns the
-    scores in the wrong order. ``reasons``: the first reason for each cause of missing scores.
+    It is falsified, for example, if a reward function scores several rows in one call and returns the scores
+    in the wrong order. ``reasons``: the first reason for each cause of missing scores.
     """
     count, known = len(rows.once), rows.once[~rows.once.isnan()]
     causes = "".join(f"; {cause}: {' '.join(str(why).split())}" for cause, why in (reasons or {}).items())
@@ -80,6 +80,5 @@ def of_rows(
 
 
 def differing(one: Tensor, other: Tensor, close: float) -> int:
-    """Return how many scores of two calls differ by more than ``close``. Two missing scores (NaN) count as
-    equal."""
+    """Return how many scores differ by more than ``close`` between two calls. Missing scores (NaN) are equal."""
     return int((~((one - other).abs() <= close) & ~(one.isnan() & other.isnan())).sum())

@@ -1,5 +1,4 @@
-"""Claims about a run's samplers, checked on real weights. After the checks, the weights are restored bit for
-bit."""
+"""Claims about a run's samplers, checked on the real weights, which are restored bit for bit afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ CLOSE_SHORT = 0.25  # the same tolerance in a shorter dtype
 
 @dataclass
 class SamplerClaims:
-    """Checks that changed weights reach the samplers of a run."""
+    """Checks that changed weights reach a run's samplers."""
 
     flow: FlowClaims
     short: bool = False  # whether models compute in a dtype shorter than float32
@@ -42,7 +41,7 @@ class SamplerClaims:
         return self.flow.stage.engine
 
     def trainer(self, role: str) -> Any:
-        """Return the trainer of a trained role. Its state can be restored."""
+        """Return a trained role's trainer, whose state can be restored."""
         trainer = self.engine.models[role].trainer
         assert trainer is not None
         return trainer
@@ -62,9 +61,9 @@ class SamplerClaims:
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
-        """Return a context that restores the state of all trained roles when it ends.
+        """Return a context that restores all trained roles on exit.
 
-        It restores weights, optimizers and counters, and sends the weights to the samplers again.
+        It restores their weights, optimizers and counters, and sends the weights to the samplers again.
         """
         saved = {
             role: self.do(lambda role=role: copied(self.trainer(role).state()))
@@ -85,10 +84,9 @@ class SamplerClaims:
                     self.do(lambda model=model: model.synchronise())
 
     def sampler(self, role: str) -> Iterator[Claim]:
-        """Check that the sampler and the trainer of a role agree, at two temperatures and after a change of
-        the weights.
+        """Check that a role's sampler and trainer agree, at two temperatures and after the weights change.
 
-        The run's own transfer sends the changed weights to the sampler.
+        The changed weights reach the sampler by the run's own transfer.
         """
         node = next(
             (node for node in self.flow.graph.nodes if node.role == role and node.op is Op.GENERATE), None
@@ -126,8 +124,9 @@ class SamplerClaims:
         )
 
     def compared(self, role: str, temperature: float) -> tuple[Batch, float]:
-        """Sample new rows. Return them with the largest difference between the sampler's and the trainer's
-        log-probs."""
+        """Sample new rows. Return them, and how much the sampler's and the trainer's log-probs differ at
+        most.
+        """
         sampling = Sampling(samples=2, max_tokens=self.flow.stage.longest, temperature=temperature)
         prompts = self.flow.stage.prompts
         rows = self.do(lambda: self.engine.gather(self.engine.sample(role, prompts, sampling, 17)))
@@ -141,13 +140,13 @@ class SamplerClaims:
         return rows, float(apart.max()) if len(apart) else 0.0
 
     def logprobs(self, role: str, rows: Batch) -> Tensor:
-        """Return the trainer's log-probs of rows, [rows, T]."""
+        """Return the trainer's log-probs for these rows, [rows, T]."""
         own = rows.select("prompt_tokens", "tokens", "temperature")
         return self.do(lambda: self.engine.gather(self.engine.forward(role, ("logprobs",), own)))["logprobs"]  # type: ignore[no-any-return]
 
 
 def copied(state: Mapping[str, Tensor]) -> State:
-    """Return a copy of a state in host memory."""
+    """Copy a trainer's state to host memory."""
     return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
 
 
@@ -161,7 +160,7 @@ def weights_of(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 def shaken(state: State) -> State:
     """Return a copy of the state with very different weights.
 
-    Each matrix gets noise with a fifth of the matrix's standard deviation.
+    The noise added to a matrix has a fifth of the matrix's standard deviation.
     """
     chance, result = torch.Generator().manual_seed(5), copied(state)
     for name, tensor in result.items():

@@ -1,5 +1,4 @@
-"""Claims that scores reach the gradient, in the right direction and at the right rows, checked in dry
-runs."""
+"""Claims that scores reach the gradient, in the right direction and for the right rows, checked in dry runs."""
 
 from __future__ import annotations
 
@@ -63,19 +62,17 @@ class ScoreClaims:
 
     @cached_property
     def players(self) -> set[str]:
-        """The names of the trained roles that sample; if no trained role samples, the names of all trained
-        roles."""
+        """The names of the trained roles that sample or, if there are none, of all trained roles."""
         trained = {use.name for use in self.graph.roles if use.trained}
         return {use.name for use in self.graph.roles if use.trained and use.generates} or trained
 
     def place(self, node: str) -> Place | None:
-        """Return the line of code that calls a node; None if the graph does not have the node."""
+        """Return the line of code that calls a node, or None if the node isn't in the graph."""
         call = self.graph.by_name.get(node)
         return call.place if call else None
 
     def new(self, update: RecordedUpdate) -> New:
-        """Return the outputs of the role's model for the rows of an update, computed by the run's own
-        trainer."""
+        """Return the model's outputs for the update's rows, as computed by the run's own trainer."""
         key = (update.role, tuple(keys(update.batch)))
         if key not in self._news:
             want = tuple(update.loss.new)
@@ -89,15 +86,15 @@ class ScoreClaims:
         return self._news[key]
 
     def directions(self, record: DryRunRecord) -> dict[str, Direction]:
-        """Return the gradient direction of each update of a dry run, as node → direction.
+        """Return the gradient direction of each update in a dry run, by node.
 
-        Updates without trainable rows are omitted.
+        Updates without trainable rows are left out.
         """
         updates = (learned_rows(update) for update in record.updates)
         return {update.node: pushed(update, self.new(update)) for update in updates if len(update.batch)}
 
     def unrehearsed(self) -> Iterator[Claim]:
-        """Yield an unproved claim if the dry run did not reach all parts of an iteration."""
+        """Yield an unproved claim if the dry run didn't get to every part of an iteration."""
         if (impure := self.stage.impure) is not None:
             yield Claim(
                 "rehearsed",
@@ -116,10 +113,12 @@ class ScoreClaims:
             )
 
     def rewarded(self, node: str, own: dict[str, Direction]) -> tuple[list[Claim], list[Iterator[Claim]]]:
-        """Check that different scores of the reward ``node`` give different gradients, towards higher scores.
+        """Check that different scores from the reward ``node`` give different gradients, towards higher
+        scores.
 
-        ``own``: the gradient directions of the first dry run. Returns these claims, and iterators over claims
-        that need further dry runs: if some rows get new scores, the gradient must change most at these rows.
+        ``own``: the gradient directions in the first dry run. Returns these claims, along with iterators over
+        claims that take more dry runs: if only some rows get new scores, the gradient has to change most for
+        those rows.
         """
         if sum(len(rows.scores) for rows in self.base.scored if rows.node == node) < 2:
             return [
@@ -144,12 +143,12 @@ class ScoreClaims:
     def rescaled(
         self, node: str, own: dict[str, Direction]
     ) -> tuple[list[tuple[DryRunRecord, dict[str, Direction]]], float, dict[str, float]]:
-        """Execute dry runs with different scores of the reward ``node``, times the first factor in FACTORS
-        that has an effect.
+        """Execute dry runs with different scores from the reward ``node``, scaled up until they have an
+        effect.
 
-        ``own``: the gradient directions of the first dry run. Returns the dry runs, the factor, and for each
-        update the largest distance between its gradient directions. If no factor has an effect, the results
-        are for the last factor.
+        The scores are multiplied by each of FACTORS in turn. ``own``: the gradient directions in the first
+        dry run. Returns the dry runs, the factor, and the largest distance between gradient directions for
+        each update. If no factor has an effect, the last one is returned.
         """
         for factor in FACTORS:
             runs = [
@@ -163,10 +162,10 @@ class ScoreClaims:
         return runs, factor, apart
 
     def reaches(self, node: str, factor: float, most: float) -> Claim:
-        """Return the claim that different scores of the reward ``node`` give different updates.
+        """Return the claim that different scores from the reward ``node`` give different updates.
 
-        ``factor``: the scores were multiplied by it. ``most``: the largest relative distance between gradient
-        directions.
+        ``factor``: what the scores were multiplied by. ``most``: the largest relative distance between
+        gradient directions.
         """
         number = (
             f"{self.sets} sets of scores{_times(factor)}; gradients differ by up to {most:.3g} of their size"
@@ -187,17 +186,18 @@ class ScoreClaims:
         )
 
     def pushed_by(self, scoring: Scoring, factor: float) -> tuple[DryRunRecord, dict[str, Direction]]:
-        """Execute a dry run with the scores of ``scoring`` times ``factor``. Return its record and its
-        gradient directions."""
+        """Execute a dry run with ``factor`` times the scores of ``scoring``. Return its record and gradient
+        directions.
+        """
         record = self.stage.dry_run_once(stretched(scoring, factor))
         return record, self.directions(record)
 
     def apart(self, runs: list[dict[str, Direction]]) -> dict[str, float]:
-        """Return, for each update, the largest distance between its gradient directions in the first and any
-        other dry run.
+        """Return how far each update's gradient direction moves at most between the first and any other dry
+        run.
 
-        ``runs``: the gradient directions of each dry run. Only updates of `players` are included. The
-        distance is infinite if a dry run does not have the update.
+        ``runs``: the gradient directions in each dry run. Only updates of `players` are included. If a dry
+        run doesn't have the update, the distance is infinite.
         """
         own, others = runs[0], runs[1:]
         learning = {name: push for name, push in own.items() if self.graph.by_name[name].role in self.players}
@@ -208,17 +208,16 @@ class ScoreClaims:
         return far | {name: float("inf") for name in learning if any(name not in other for other in others)}
 
     def waived(self) -> str:
-        """Return the reason that a loss declares for learning without a reward (``unrewarded=``); "" if there
-        is none."""
+        """Return the reason that a loss gives for learning without a reward (``unrewarded=``), or "" if none."""
         losses = (term.loss for one in self.base.updates for term in one.terms)
         return next((loss.unrewarded for loss in losses if loss.unrewarded), "")
 
     def direction(self, node: str, name: str, runs: list[tuple[DryRunRecord, Direction]]) -> Claim | None:
-        """Return the claim that the update ``name`` makes rows with higher scores of the reward ``node`` more
-        likely.
+        """Return the claim that the update ``name`` makes rows with higher scores from the reward ``node``
+        more likely.
 
-        ``runs``: the record and the gradient direction of dry runs with different scores. Returns None if the
-        update does not learn from the scored rows.
+        ``runs``: the record and gradient direction of each dry run with different scores. Returns None if the
+        update doesn't learn from the scored rows.
         """
         update = next(update for update in self.base.updates if update.node == name)
         scored = [row for row in self.base.scored if row.node == node]
@@ -252,11 +251,11 @@ class ScoreClaims:
     def locality(
         self, node: str, name: str, base: tuple[DryRunRecord, Direction], factor: float
     ) -> Iterator[Claim]:
-        """Check that new scores for some rows change the gradient of these rows most.
+        """Check that giving some rows new scores changes the gradient most for those rows.
 
-        The new scores are for the rows of one group, or for two rows if there are no groups. ``base``: the
-        record and the gradient direction of the update ``name`` before the change. ``factor``: multiplies the
-        scores.
+        They are the rows of one group, or two rows if there are no groups. ``base``: the record and the
+        gradient direction of the update ``name`` before the change. ``factor``: what the scores are
+        multiplied by.
         """
         axes = [rows.batch.axis for rows in base[0].scored if rows.node == node]
         own = {place for axis in axes for place in axis.keys[_first(axis), 0].tolist()}
@@ -293,13 +292,14 @@ class ScoreClaims:
 
 
 def _times(factor: float) -> str:
-    """Return the range of the synthetic scores as text; "" if the range is 0 to 1."""
+    """Return the range of the synthetic scores as text, or "" if it is 0 to 1."""
     return "" if factor == 1 else f" from 0 to {factor:g}"
 
 
 def _about(update: RecordedUpdate, scored: list[ScoredRows]) -> bool:
-    """Return whether an update learns from the scored rows themselves, and not only from other rows of their
-    prompts."""
+    """Return whether an update learns from the scored rows themselves, not just from other rows of their
+    prompts.
+    """
     axis = update.batch.axis
     if any(step.step != "taken" for step in axis.line):
         return any(axis.took_from(rows.batch.axis) for rows in scored)
@@ -312,9 +312,9 @@ Change = tuple[dict[RowId, float], dict[RowId, float]]
 
 
 def _summed(calls: Iterable[tuple[Batch, Tensor]], width: int) -> dict[RowId, float]:
-    """Return the sum of the values of each row over several calls, each a batch and its values [rows].
+    """Add up each row's values over several calls, each given as a batch and its values [rows].
 
-    Rows are the same if their tokens and the first ``width`` numbers of their paths are equal.
+    Rows are the same if their tokens and the first ``width`` numbers of their paths are.
     """
     sums: dict[RowId, float] = {}
     for batch, values in calls:
@@ -327,11 +327,11 @@ def _summed(calls: Iterable[tuple[Batch, Tensor]], width: int) -> dict[RowId, fl
 def _change(
     node: str, one: tuple[DryRunRecord, Direction], other: tuple[DryRunRecord, Direction]
 ) -> Change | None:
-    """Return how the scores of ``node`` and the gradient directions change between two dry runs, by row.
+    """Return how much each row's score from ``node`` and its gradient direction change between two dry runs.
 
-    A trained row and a scored row are the same row if they have the same tokens and the same path. Tokens
-    alone are not enough, because a model may sample equal responses for several rows that get different
-    scores. Returns None if no row was both trained on and scored in both dry runs.
+    A trained row and a scored row are the same if both their tokens and their paths are. Tokens alone aren't
+    enough, because a model may sample the same response for several rows that get different scores. Returns
+    None if no row was both trained on and scored in both dry runs.
     """
     scored = [
         [(rows.batch, rows.scores) for rows in record.scored if rows.node == node]
@@ -351,29 +351,27 @@ def _change(
 
 
 def _correlation(changes: list[Change]) -> float:
-    """Return the correlation between changes of scores and changes of gradient directions, over all rows and
-    changes."""
+    """Return the correlation between changes in scores and changes in gradient directions, over all rows."""
     scores = torch.tensor([value for score, _ in changes for value in score.values()], dtype=torch.float64)
     directions = torch.tensor([push[row] for score, push in changes for row in score], dtype=torch.float64)
     return float(torch.nn.functional.cosine_similarity(scores, directions, 0))
 
 
 def _direction_by_place(push: Direction) -> dict[tuple[int, ...], float]:
-    """Return row path → gradient direction of the row. The path begins with the row's position in the
-    data."""
+    """Return each row's gradient direction by its path, which starts with the row's position in the data."""
     return dict(zip(map(tuple, push.rows.axis.keys.tolist()), push.of_rows.tolist(), strict=True))
 
 
 def _first(axis: Axis) -> Tensor:
-    """Return bool [rows]: True for the rows of the first group, or for the first two rows if groups have one
-    row each."""
+    """Return bool [rows] that is True in the first group, or in the first two rows if groups have one row
+    each.
+    """
     grouped = axis.grouped and axis.groups < len(axis)
     return axis.slots == 0 if grouped else torch.arange(len(axis)) < 2
 
 
 def _first_reversed(node: str) -> Scoring:
-    """Return a scoring function like that of the first dry run, with the first group's scores of ``node``
-    reversed."""
+    """Return the first dry run's scoring function, but with ``node``'s scores for the first group reversed."""
     same = uneven(0)
 
     def scores(name: str, axis: Axis) -> Tensor:

@@ -1,7 +1,7 @@
-"""Claims about the run's own trainers and samplers, checked on their real weights.
+"""Claims about a run's own trainers and samplers, checked on their real weights.
 
-The claims are that an update moves all weights along its gradient, and that the sampler gets the new weights.
-After the checks, all weights are restored bit for bit.
+They say that an update moves all weights along its gradient, and that the sampler gets the new weights. All
+weights are restored bit for bit afterwards.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WeightsClaims(SamplerClaims):
     resizing: frozenset[str] = frozenset()  # roles whose trainers can change the number of tokens per pass
 
     def claims(self) -> Iterator[Claim]:
-        """Yield all claims. After each update and after each role, the models are restored."""
+        """Yield all claims. The models are restored after each update and each role."""
         own = self.flow.directions(self.flow.base)
         for update, dry_run_direction in [
             self.flow.telling(learned_rows(update), own) for update in self.flow.base.updates
@@ -58,11 +58,11 @@ class WeightsClaims(SamplerClaims):
                     yield from self.sampler(use.name)
 
     def of_update(self, update: RecordedUpdate, other: RecordedUpdate | None) -> Iterator[Claim]:
-        """Check one update on the real weights.
+        """Check an update on the real weights.
 
-        The update must move the weights along its gradient, every parameter must have a gradient, and the
-        split of rows into passes must have no effect. ``other``: the same update from a dry run with other
-        scores, or None.
+        It has to move the weights along its gradient, every parameter must have a gradient, and it must not
+        matter how rows are split into passes. ``other``: the same update in a dry run with other scores, or
+        None.
         """
         start = self.perturbed(update.role)
         here = self.now(update)
@@ -82,7 +82,7 @@ class WeightsClaims(SamplerClaims):
             yield self.again(other, start, after)
 
     def perturbed(self, role: str) -> State:
-        """Give the role small random weights in place of all-zero tensors, and return the role's new state.
+        """Replace a role's all-zero tensors with small random weights, and return its new state.
 
         Weights that are all zero would hide gradients.
         """
@@ -99,18 +99,17 @@ class WeightsClaims(SamplerClaims):
         return dict(state)
 
     def now(self, update: RecordedUpdate) -> New:
-        """Return the outputs of the role's model for the update's rows, with its current weights."""
+        """Return the model's outputs for the update's rows, with the role's current weights."""
         want, names = tuple(update.loss.new), ("prompt_tokens", "tokens", "temperature")
         rows = update.batch.select(*(name for name in names if name in update.batch))
         result = self.do(lambda: self.engine.gather(self.engine.forward(update.role, want, rows)))
         return New(**{name: result[name] for name in want})
 
     def updated(self, update: RecordedUpdate, start: State, rows: Batch | None = None) -> State:
-        """Return the trainer's state after one optimizer step from the state ``start`` on all rows of the
-        update.
+        """Return the trainer's state after one optimizer step from ``start`` on all rows of the update.
 
         The update's epochs, minibatches and ``after=`` are ignored. ``rows``: rows to use instead of the
-        update's rows.
+        update's own.
         """
         options = replace(update.options, epochs=1, minibatch=None, after=0)
         self.do(lambda: self.trainer(update.role).restore(copied(start)))
@@ -122,9 +121,9 @@ class WeightsClaims(SamplerClaims):
         return self.do(lambda: copied(self.trainer(update.role).state()))  # type: ignore[no-any-return]
 
     def moves(self, update: RecordedUpdate, direction: Direction, here: New, moved: float) -> Iterator[Claim]:
-        """Check that the update changes weights, and that the model's outputs move along the gradient.
+        """Check that the update changes the weights, and that the model's outputs move along the gradient.
 
-        ``here``: the model's outputs before the update. ``moved``: the change of the weights, relative to
+        ``here``: the model's outputs before the update. ``moved``: how much the weights changed, relative to
         their norm.
         """
         place = self.flow.place(update.node)
@@ -162,8 +161,9 @@ class WeightsClaims(SamplerClaims):
         )
 
     def parameters(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Check that every trained parameter has a gradient other than zero, from the optimizer's first
-        moments."""
+        """Check that every trained parameter has a nonzero gradient, judging by the optimizer's first
+        moments.
+        """
         known = {
             name.removeprefix("exp_avg/"): bool(tensor.any())
             for name, tensor in after.items()
@@ -190,7 +190,7 @@ class WeightsClaims(SamplerClaims):
         )
 
     def frozen_logprobs(self, update: RecordedUpdate) -> dict[str, Tensor]:
-        """Return role → log-probs of the update's rows [rows, T], for each role that is not trained."""
+        """Return the log-probs of the update's rows [rows, T] for each role that isn't trained."""
         names = [
             use.name
             for use in self.flow.graph.roles
@@ -206,9 +206,9 @@ class WeightsClaims(SamplerClaims):
         }
 
     def others(self, update: RecordedUpdate, before: Mapping[str, Tensor]) -> Iterator[Claim]:
-        """Check that the update does not change roles that are not trained.
+        """Check that the update doesn't change roles that aren't trained.
 
-        ``before``: the result of `frozen_logprobs` before the update.
+        ``before``: what `frozen_logprobs` returned before the update.
         """
         after = self.frozen_logprobs(update) if before else {}
         for role, logprobs in before.items():
@@ -229,7 +229,7 @@ class WeightsClaims(SamplerClaims):
         """Check that small micro-batches give the same gradient.
 
         ``after``: the trainer's state after the update from ``start``. The claim is unproved if the trainer
-        cannot change the size of micro-batches.
+        can't change the size of micro-batches.
         """
         trainer = self.trainer(update.role)
         if update.role not in self.resizing:
@@ -259,8 +259,8 @@ class WeightsClaims(SamplerClaims):
         )
 
     def order(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Check that the gradient is the same if the groups of rows are in reverse order, so that each rank
-        gets other groups.
+        """Check that the gradient stays the same if groups are in reverse order, so that ranks get other
+        groups.
 
         ``after``: the trainer's state after the update from ``start``.
         """
@@ -288,8 +288,8 @@ class WeightsClaims(SamplerClaims):
         )
 
     def ranks(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Check that several ranks together compute the same gradient as this process alone, on its CPU with
-        all rows.
+        """Check that several ranks compute the same gradient as this process does alone, on its CPU with all
+        rows.
 
         ``after``: the trainer's state after the update from ``start``.
         """
@@ -339,9 +339,9 @@ class WeightsClaims(SamplerClaims):
 
 
 def only_rounding(node: str, direction: Direction, new: New) -> Claim | None:
-    """Return a claim that an update's gradient is only rounding; None if more of the gradient remains.
+    """Return a claim that an update's gradient is nothing but rounding, or None if it is more than that.
 
-    If there is such a claim, the claims about the weights are not checked. ``new``: the model's outputs.
+    With such a claim, the claims about weights aren't checked. ``new``: the model's outputs.
     """
     left, followed = direction.felt(new)
     if followed > FELT:
@@ -368,8 +368,7 @@ def distance(one: State, other: State) -> float:
 
 
 def moments_distance(one: State, other: State) -> float:
-    """Return the distance between the first moments of two states, relative to the norm of the first state's
-    moments.
+    """Return the distance between the first moments of two states, relative to the norm of the first.
 
     After a single step, the first moments are proportional to the gradient.
     """
@@ -380,5 +379,5 @@ def moments_distance(one: State, other: State) -> float:
 
 
 def modules(names: list[str]) -> list[str]:
-    """Return the names of the modules that contain these parameters, each once."""
+    """Return the names of the modules that contain these parameters, each only once."""
     return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
