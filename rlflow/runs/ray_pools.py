@@ -33,10 +33,10 @@ def on_ray(
     watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> Runtime:
-    """Start the pools that ``--pools`` defines on Ray, load the models there, and return the runtime.
+    """Start the pools given with ``--pools`` on Ray, load the models there, and return the runtime.
 
-    This takes seconds or minutes, so ``note`` is called with progress messages. If this raises PlanError,
-    everything that it started is stopped.
+    This takes seconds or minutes, so ``note`` is called with progress messages. If PlanError is raised,
+    everything that was started has been stopped again.
     """
     options, began = placed.options, time.monotonic()
     with ExitStack() as started:
@@ -78,10 +78,10 @@ def _on(placed: PlacedRoles) -> Placement:
 
 
 def _forking(placed: PlacedRoles, folder: Path, threads: int) -> str | None:
-    """Start the fork server while Ray starts, and return the command that forks workers from it.
+    """Start the fork server while Ray is starting, and return the command that forks workers from it.
 
-    Returns None on accelerators, because a forked process cannot use an accelerator that its parent process
-    has looked for.
+    Returns None on accelerators: a forked process can't use an accelerator that its parent has already looked
+    for.
     """
     if device_in(placed.options.device) != "cpu":
         return None
@@ -105,9 +105,9 @@ def _room(
     watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> tuple[launch.Groups, Controllers]:
-    """Start or join a Ray cluster, and reserve CPUs or GPUs for the ranks of each pool.
+    """Start or join a Ray cluster, and reserve CPUs or GPUs for each pool's ranks.
 
-    ``changed``: the roles whose state is in in-memory checkpoints.
+    ``changed``: the roles whose state goes into in-memory checkpoints.
     """
     options = placed.options
     address = options.ray_address
@@ -132,10 +132,10 @@ def _room(
 
 
 def room_for_commits(roles: Roles, changed: Collection[str], options: Options) -> int:
-    """Return the bytes of memory that in-memory checkpoints need.
+    """Return how much memory in-memory checkpoints need, in bytes.
 
-    There may be two at a time, the last one and the next one. Models of unknown size are not counted.
-    ``changed``: the roles whose state is in in-memory checkpoints.
+    There may be two at once, the last one and the next one. Models of unknown size aren't counted.
+    ``changed``: the roles whose state goes into in-memory checkpoints.
     """
     if not options.copies_every:
         return 0

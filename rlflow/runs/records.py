@@ -1,7 +1,7 @@
-"""The files that a run writes while it runs.
+"""The files that a run writes along the way.
 
 Metrics, samples and the timeline are logs, to which lines are appended. Small files are replaced as a whole.
-The timeline has the format of Chrome trace events.
+The timeline uses Chrome's trace event format.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROWS = 100  # row numbers of a queue or rank; nodes that overlap need several ro
 class Timeline:
     """Turns spans into trace events.
 
-    ``pools``: the names of the pools. A queue that belongs to no pool is shown as a queue of this process.
+    ``pools``: the names of the pools. Queues that don't belong to a pool are shown under this process.
     """
 
     def __init__(self, pools: Iterable[str] = ()) -> None:
@@ -48,10 +48,10 @@ class Timeline:
     def events(
         self, iteration: int, spans: Sequence[Span], ranks: Sequence[RankSpan] = ()
     ) -> Iterator[Event]:
-        """Yield a trace event for each node, and for each rank's part of a node.
+        """Yield a trace event for each node, and for each rank's part in a node.
 
-        Before the first event in a row of the timeline, an event with the row's name is yielded. ``spans``:
-        when each node ran. ``ranks``: when each rank worked on a node.
+        The first event in each row of the timeline is preceded by one with the row's name. ``spans``: when
+        each node ran. ``ranks``: when each rank worked on a node.
         """
         if self._origin is None:
             self._origin = min(
@@ -79,7 +79,7 @@ class Timeline:
             )
 
     def _of_queue(self, lane: str) -> tuple[str, int, str]:
-        """Return the pool, the number and the name of a queue."""
+        """Return a queue's pool, number and name."""
         pool, _, kind = lane.partition(".")
         if pool in self._processes and kind in KINDS:
             return pool, [*KINDS].index(kind), KINDS[kind]
@@ -108,7 +108,7 @@ class Timeline:
         }
 
     def _row(self, first: int, span: Span | RankSpan) -> int:
-        """Return the first row of a queue in the timeline that is free when the span starts."""
+        """Return the first of the queue's rows in the timeline that is free when the span starts."""
         ends = self._ends.setdefault(first, [])
         place = next((place for place, end in enumerate(ends) if end <= span.start + TICK), len(ends))
         ends[place : place + 1] = [span.end]
@@ -140,10 +140,10 @@ FIRST_EVENT = {"name": "process_labels", "ph": "M", "pid": 1, "args": {"labels":
 
 
 class Records:
-    """Writes the files of a run that people and tools read. None of these files is needed to resume the run.
+    """Writes those files of a run that people and tools read. None of them is needed to resume the run.
 
-    A full disk does not end the run. The error is reported once. Lines that do not fit on the disk are kept
-    in memory, up to a limit, and written later.
+    If the disk is full, the run goes on. The error is reported once, and lines are kept in memory, up to a
+    limit, and written later.
     """
 
     def __init__(
@@ -157,9 +157,9 @@ class Records:
     ) -> None:
         """Open the files of the run in ``folder``.
 
-        ``start``: the first iteration; lines of this and later iterations from an earlier process are
-        removed. ``say``: called with messages. ``pools``: the run's pools. ``evaluated``: whether a recorded
-        evaluation after ``start`` iterations is kept.
+        ``start``: the first iteration. Lines that an earlier process wrote about this and later iterations
+        are removed, except, with ``evaluated``, for an evaluation after ``start`` iterations. ``say``: called
+        with messages. ``pools``: the run's pools.
         """
         self.folder, self._say, self._said = folder, say, False
         self.named = keys.FigureNames(keys.read(folder))
@@ -179,16 +179,15 @@ class Records:
         return Log(self.folder / name, self._failing(name), before(start, evaluated, self.named.table))
 
     def back_to(self, iteration: int) -> None:
-        """Remove the lines of an iteration and of all later iterations, because these iterations are
-        repeated."""
+        """Remove the lines of an iteration and all later ones, because these iterations are repeated."""
         for log in (self._metrics, self._samples, self._outcomes, self._traffic):
             log.keep_only(before(iteration, table=self.named.table))
         self._timeline.keep_only(lambda line: of_event(line) < iteration)
 
     def metrics(self, iteration: int, figures: Figures) -> dict[str, float]:
-        """Write a line to metrics.jsonl. Return the metrics by their names in the file.
+        """Add a line to metrics.jsonl, and return the metrics under their names in that file.
 
-        Numbers that are not finite are written as null.
+        Numbers that aren't finite are written as null.
         """
         known = len(self.named.table)
         values = {self.named.of(figure): value for figure, value in figures.items()}
@@ -199,28 +198,30 @@ class Records:
         return values
 
     def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write rows to samples.jsonl, one per line, with sorted columns, because their order differs between
-        processes."""
+        """Add rows to samples.jsonl, one per line. Columns are sorted, since their order varies between
+        processes.
+        """
         self._samples.add(
             "".join(json.dumps({"iteration": iteration, **dict(sorted(row.items()))}) + "\n" for row in rows)
         )
 
     def account(self, iteration: int, account: RowAccount | None) -> None:
-        """Write the row accounting of an iteration to fates.jsonl; None writes nothing."""
+        """Add an iteration's row accounting to fates.jsonl, unless it is None."""
         if account is not None:
             self._outcomes.add(json.dumps({"iteration": iteration, **account.as_json()}) + "\n")
 
     def traffic(self, iteration: int, sizes: Mapping[str, int]) -> None:
-        """Write the bytes that moved between processes in an iteration or an evaluation to traffic.jsonl.
+        """Record in traffic.jsonl how many bytes an iteration or evaluation moved between processes.
 
-        ``sizes``: kind of data → bytes. If it is empty, as without pools, nothing is written.
+        ``sizes``: bytes by kind of data. If it is empty, as it is without pools, nothing is written.
         """
         if sizes:
             self._traffic.add(json.dumps({"iteration": iteration, **sizes}) + "\n")
 
     def timeline(self, iteration: int, outcome: Outcome) -> None:
-        """Write the trace events of an iteration, one per line. Perfetto and chrome://tracing can open the
-        file."""
+        """Write an iteration's trace events, one per line. You can open the file in Perfetto or
+        chrome://tracing.
+        """
         lines = [] if self._events else [f"[{json.dumps(FIRST_EVENT)}\n"]
         lines += [
             f",{json.dumps(event)}\n" for event in self._rows.events(iteration, outcome.spans, outcome.ranks)
@@ -232,31 +233,31 @@ class Records:
     def evaluation(self, iteration: int) -> Iterator[KeepAnswers]:
         """Return a context whose value is a function that writes an evaluation's answers to a file.
 
-        ``iteration``: the number of iterations before the evaluation.
+        ``iteration``: how many iterations have run before the evaluation.
         """
         name = name_of(iteration)
         with answer_file(self.folder / name, self._failing(name)) as keep:
             yield keep
 
     def answers(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write held-out prompts with the model's answers before and after training to answers.jsonl."""
+        """Write held-out prompts, with the model's answers before and after training, to answers.jsonl."""
         self.whole("answers.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def bounds(self, words: str, values: Mapping[str, Any]) -> None:
-        """Write what limited the speed of the run: ``words`` to bounds.txt, and ``values`` to bounds.json."""
+        """Write what limited the run's speed: ``words`` to bounds.txt and ``values`` to bounds.json."""
         for name, text in (("bounds.txt", words), ("bounds.json", json.dumps(values, indent=1))):
             self.whole(name, f"{text}\n".encode())
 
     def weights(self, moved: Mapping[str, Any]) -> None:
-        """Write the metrics of weight transfers, and of offloaded parts of models, to weights.json."""
+        """Write metrics about weight transfers and offloaded parts of models to weights.json."""
         # the next iteration writes it again
         self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode(), flush=False)
 
     def whole(self, name: str, data: bytes, anew: bool = False, flush: bool = True) -> None:
-        """Replace a small file if its content has changed, or if ``anew`` is true.
+        """Replace a small file if its content has changed or ``anew`` is true.
 
-        If the file cannot be written, the run tries again before each checkpoint. ``flush``: whether to wait
-        until the file is on the disk.
+        If this fails, it is tried again before each checkpoint. ``flush``: whether to wait until the file is
+        on disk.
         """
         if self._written.get(name) == data and not anew:
             return
@@ -269,14 +270,14 @@ class Records:
             self._complain(name, error)
 
     def flush(self) -> None:
-        """Flush all lines to the disk, before a checkpoint refers to them. Any thread can call this."""
+        """Flush all lines to disk, before a checkpoint refers to them. Any thread may call this."""
         for name, data in list(self._unwritten.items()):
             self.whole(name, data)
         for log in (self._metrics, self._samples, self._outcomes, self._traffic, self._timeline):
             log.flush()
 
     def close(self) -> None:
-        """Write the remaining lines and close all files."""
+        """Write any lines still in memory, and close all files."""
         if self._events:
             self._timeline.add("]\n")
         for log in (self._metrics, self._samples, self._outcomes, self._traffic, self._timeline):
@@ -292,10 +293,10 @@ class Records:
 
 
 def before(start: int, evaluated: bool = True, table: Mapping[str, Figure] = MappingProxyType({})) -> Keep:
-    """Return a filter that keeps lines of iterations before ``start``, and lines that cannot be parsed.
+    """Return a filter that keeps lines from iterations before ``start``, and lines that can't be parsed.
 
-    ``evaluated``: whether to also keep the evaluation after ``start`` iterations. ``table``: name of a metric
-    → its kind.
+    ``evaluated``: whether to also keep the evaluation after ``start`` iterations. ``table``: the kind of each
+    metric, by name.
     """
 
     def keep(line: bytes) -> bool:
@@ -311,12 +312,12 @@ def before(start: int, evaluated: bool = True, table: Mapping[str, Figure] = Map
 
 
 def nothing(line: bytes) -> bool:
-    """Return False, so that a `Log` with this filter keeps no line of an earlier process."""
+    """Drop every line from an earlier process: a filter for `Log`."""
     return False
 
 
 def of_event(line: bytes) -> int:
-    """Return the iteration of a line of the timeline; -1 if the line has none."""
+    """Return the iteration of a line in the timeline, or -1 if it has none."""
     args = (as_object(line.strip(b"[,\n")) or {}).get("args")
     number = args.get("iteration") if isinstance(args, dict) else None
     return number if isinstance(number, int) else -1

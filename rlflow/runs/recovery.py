@@ -1,8 +1,8 @@
 """Recovery of a run on pools.
 
-While the run continues, state is copied out of the workers. If a worker dies, its pool is restarted, and all
-pools continue from the newest copy. The run repeats at most ``--commit-every`` finished iterations, and the
-iteration in progress.
+As the run goes on, state is copied out of the workers. If a worker dies, its pool is restarted, and all pools
+go back to the newest copy. This repeats at most ``--commit-every`` finished iterations, plus the one in
+progress.
 """
 
 from __future__ import annotations
@@ -23,58 +23,55 @@ S = TypeVar("S")
 
 
 class Commit(Protocol):
-    """An in-memory checkpoint: a copy of the workers' state, stored outside the workers."""
+    """An in-memory checkpoint: a copy of the workers' state that is kept outside the workers."""
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Role → number of updates that its copied weights have had."""
+        """How many updates each role's copied weights have had."""
 
     @property
     def queue(self) -> tuple[Mapping[str, Any], Mapping[str, bytes]] | None:
-        """Rows that were sampled ahead of training, as ``Ahead.saved`` returns them; None if there are
-        none."""
+        """The rows sampled ahead of training, as returned by ``Ahead.saved``, or None if there are none."""
 
     @property
     def complete(self) -> bool:
         """Whether all parts of the in-memory checkpoint have arrived."""
 
     def settled(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` until the in-memory checkpoint is complete. Return whether it is
-        complete."""
+        """Wait up to ``seconds`` for the in-memory checkpoint to be complete. Return whether it is."""
 
     def then(self, action: Callable[[], object]) -> None:
-        """Call ``action`` each time a part of the in-memory checkpoint arrives, possibly in another
-        thread."""
+        """Call ``action`` whenever part of the in-memory checkpoint arrives, possibly in another thread."""
 
 
 class Workers(Protocol):
-    """The pools of a run, as recovery uses them."""
+    """A run's pools, as seen by recovery."""
 
     def commit(self, iteration: int) -> Any:
-        """Start to copy the state before an iteration. Return the in-memory checkpoint (a Commit)."""
+        """Start copying the state before an iteration, and return the in-memory checkpoint (a Commit)."""
 
     def death(self, error: BaseException) -> Any:
-        """Return a description of the worker death that caused ``error``.
+        """Describe the worker death that caused ``error``.
 
-        Returns None if no worker died, or if the remaining processes cannot be stopped.
+        Returns None if no worker died, or if the remaining processes can't be stopped.
         """
 
     def lost(self) -> str | None:
-        """Return the reason, as text, if pools can no longer be restarted; otherwise None."""
+        """Return why pools can no longer be restarted, or None if they can."""
 
     def restart(self, death: Any) -> list[str]:
-        """Restart the pools of the workers that died. Return the names of these pools."""
+        """Restart the pools of workers that have died, and return these pools' names."""
 
     def restore(self, commit: Any) -> None:
         """Set all pools back to an in-memory checkpoint."""
 
     def copied(self, commit: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield (role, state of its trainer) from a complete in-memory checkpoint."""
+        """Yield (role, its trainer's state) from a complete in-memory checkpoint."""
 
 
 @dataclass(frozen=True)
 class DriverState(Generic[S]):
-    """Functions that copy and restore the run's own state, which is outside the workers."""
+    """Functions that copy and restore the state that a run keeps outside the workers."""
 
     capture: Callable[[], S]  # returns a copy of the current state
     rewind: Callable[[S], object]  # sets the stream of prompts back, before workers are restored
@@ -83,7 +80,7 @@ class DriverState(Generic[S]):
 
 @dataclass(frozen=True)
 class RecoveryPoint(Generic[S]):
-    """A state to which a run can return: the state before an iteration."""
+    """A state that a run can go back to: its state before an iteration."""
 
     iteration: int
     commit: Commit  # the workers' state
@@ -91,15 +88,16 @@ class RecoveryPoint(Generic[S]):
 
 
 class Recovery(Generic[S]):
-    """Keeps the newest recovery point of a run, and the next one while its state is being copied."""
+    """Keeps a run's newest recovery point, and the next one while its state is being copied."""
 
     def __init__(
         self, workers: Workers | None, every: int, driver: DriverState[S], note: Callable[[str], None]
     ) -> None:
-        """Make the recovery of a run.
+        """Set up recovery for a run.
 
-        ``workers``: the pools, or None for a run in one process. ``every``: iterations between two in-memory
-        checkpoints; 0 turns recovery off. ``note``: called with a message after each recovery.
+        ``workers``: the pools, or None for a run in one process. ``every``: how many iterations there are
+        between in-memory checkpoints; 0 turns recovery off. ``note``: called with a message after each
+        recovery.
         """
         self.workers = workers if every else None
         self.every, self.driver, self.note = every, driver, note
@@ -111,10 +109,10 @@ class Recovery(Generic[S]):
         self.deaths = 0  # number of deaths since the furthest iteration started
 
     def run(self, offload_plan: Callable[[int], R], first: int) -> R:
-        """Run iterations from ``first`` to the end, and recover after each worker death.
+        """Run all iterations from ``first`` on, recovering whenever a worker dies.
 
-        ``offload_plan``: runs all iterations from a given one. After a worker death, it is called again with
-        the iteration to restart from. Returns its result. Raises its error if no worker died, or if recovery
+        ``offload_plan``: runs all iterations from a given one on. When a worker dies, it is called again with
+        the iteration to restart from. Returns what it returns. Raises its error if no worker died or recovery
         is impossible.
         """
         self.commit(first)
@@ -125,9 +123,9 @@ class Recovery(Generic[S]):
                 first = self._go_back(error)
 
     def commit(self, iteration: int) -> None:
-        """Start to copy the state before an iteration, if a copy is due.
+        """Start copying the state before an iteration if a copy is due.
 
-        When the new copy is complete, the previous copy is dropped.
+        Once the new copy is complete, the previous one is dropped.
         """
         self.current = iteration
         if self.workers is None:
@@ -150,15 +148,14 @@ class Recovery(Generic[S]):
                 self.last, self.next = self.next, None
 
     def newest(self) -> RecoveryPoint[S] | None:
-        """Return the newest complete recovery point, for a run that ends; None if there is none."""
+        """Return the newest complete recovery point of a run that is ending, or None if there is none."""
         if self.workers is None:
             return None
         self._settle()
         return self.last
 
     def _settle(self) -> None:
-        """Wait until the in-memory checkpoint in progress is complete. If it does not become complete, drop
-        it."""
+        """Wait for the in-memory checkpoint in progress, and drop it if it can't be completed."""
         with self._turn:
             point = self.next
         if point is not None:
@@ -167,9 +164,9 @@ class Recovery(Generic[S]):
             self.next = None
 
     def _go_back(self, error: StageError | RemoteError) -> int:
-        """Recover from a worker death and return the iteration to restart from.
+        """Recover from a worker's death, and return the iteration to restart from.
 
-        If recovery is impossible, raise the error with the reason.
+        If this is impossible, raise the error with the reason added.
         """
         failure: Exception = error
         while self.workers is not None and (death := self.workers.death(failure)) is not None:
@@ -185,9 +182,9 @@ class Recovery(Generic[S]):
         raise error if failure is error else with_reason(error, f"not recovered: {failure}")
 
     def _restore(self, workers: Workers, death: Any, error: StageError | RemoteError) -> int:
-        """Restart the pools of the workers that died, and restore the last recovery point on all pools.
+        """Restart the pools of workers that have died, and set all pools back to the last recovery point.
 
-        Returns the iteration of this point.
+        Returns the iteration of that point.
         """
         began = time.monotonic()
         pools = workers.restart(death)
@@ -205,10 +202,10 @@ class Recovery(Generic[S]):
 def recovery_note(
     death: Any, error: StageError | RemoteError, pools: list[str], back: int, under_way: int, seconds: float
 ) -> str:
-    """Return a message that says which worker died, when, and from which iteration the run continues.
+    """Return a message that says which worker died, when, and from which iteration the run goes on.
 
-    ``back``: the iteration to restart from. ``under_way``: the iteration in progress. ``seconds``: duration
-    of the recovery.
+    ``back``: the iteration to restart from. ``under_way``: the iteration in progress. ``seconds``: how long
+    the recovery took.
     """
     noticed = (
         f"stage '{error.stage}' of iteration {error.iteration}"

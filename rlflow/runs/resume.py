@@ -1,4 +1,6 @@
-"""Resume a run from its newest intact checkpoint, or fork it: start a new run from it with other settings."""
+"""Resume a run from its newest intact checkpoint, or fork it, which starts a new run from there with other
+settings.
+"""
 
 from __future__ import annotations
 
@@ -73,13 +75,12 @@ PATHS = ("model", "data", "eval", "reward", "env")  # settings, of the run or of
 def resume(
     folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False, begin: bool = False
 ) -> RunResult:
-    """Resume a run. If all its iterations are done, finish the remaining work.
+    """Resume a run. If all its iterations are done, finish what's left to do.
 
-    ``changes``: new values of flags. ``trust``: whether to execute files that the run names although
-    ``check_trusted`` doubts them. If it is false, such files raise PlanError. ``begin``: whether a run
-    without a checkpoint starts at its first iteration. Raises PlanError if the algorithm, the data, a model
-    folder, a reward, or a setting that must stay the same has changed. Raises RunHeld if another process
-    executes the run.
+    ``changes``: flags with new values. ``trust``: execute files that the run names even if ``check_trusted``
+    has doubts about them, which would otherwise raise PlanError. ``begin``: if the run has no checkpoint,
+    start at its first iteration. Raises PlanError if the algorithm, the data, a model folder, a reward or a
+    setting that must stay the same has changed, and RunHeld if the run is in progress in another process.
     """
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
@@ -112,9 +113,10 @@ def resume(
 
 
 def _first_or_next(folder: Path, name: str, context: RunContext, reporter: Reporter, begin: bool) -> RunStart:
-    """Return the point to continue from.
+    """Return where to continue from.
 
-    ``begin``: as for ``resume``. Raises PlanError if no work is left, or if no checkpoint can be used.
+    ``begin``: as for ``resume``. Raises PlanError if there's nothing left to do, or if no checkpoint can be
+    used.
     """
     if begin and not any((folder / CHECKPOINTS).glob("step-*")):
         reporter.note(f"{name} has no checkpoint yet: the run starts with its first iteration")
@@ -125,9 +127,9 @@ def _first_or_next(folder: Path, name: str, context: RunContext, reporter: Repor
 
 
 def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> RunResult:
-    """Start a new run from the checkpoint of another run, with other settings or a changed algorithm.
+    """Start a new run from another run's checkpoint, with other settings or a changed algorithm.
 
-    ``changes``: new values of flags. ``trust``: as for ``resume``.
+    ``changes``: flags with new values. ``trust``: as for ``resume``.
     """
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
@@ -154,8 +156,7 @@ EVALUATION: dict[str, Any] = {"held_out": 512, "eval": [], "eval_samples": 1}
 
 
 def _same_evaluation(saved: Mapping[str, Any], options: Options) -> bool:
-    """Return whether a fork evaluates like the original run, so that the original run's last evaluation is
-    still valid."""
+    """Return whether a fork evaluates as the original run did, so that the last evaluation is still valid."""
     before, now = saved.get("options"), json.loads(json.dumps(dataclasses.asdict(options), default=str))
     return isinstance(before, dict) and all(
         before.get(name, default) == now[name] for name, default in EVALUATION.items()
@@ -167,7 +168,7 @@ WHAT = {"file": str, "flow": str, "values": dict, "hp": dict}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return settings.json of a run. Raises PlanError if it is missing or incomplete."""
+    """Read a run's settings.json. Raises PlanError if it is missing or incomplete."""
     try:
         settings = json.loads(durable.read(folder / directory.SETTINGS))
     except (OSError, ValueError, RecursionError) as error:
@@ -201,7 +202,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flag → value of a run's configuration, including the settings of its flow.
+    """Return a run's configuration, including its flow's settings, as flag → value.
 
     ``saved``: the content of settings.json.
     """
@@ -209,15 +210,16 @@ def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unchanged_settings(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded settings that ``changes`` does not replace, with paths that are valid in the
-    current folder."""
+    """Return the recorded settings that aren't replaced by ``changes``, with paths that work in the current
+    folder.
+    """
     changed = {short(name) for name in changes}
     recorded = {name: value for name, value in recorded_values(saved).items() if short(name) not in changed}
     return anchor_paths(recorded, saved.get("started_in"))
 
 
 def masked_values(saved: Mapping[str, Any]) -> list[str]:
-    """Return the flags whose values are masked in settings.json because they are secrets."""
+    """Return the flags whose values are secrets, and therefore masked in settings.json."""
     return [name for name, value in recorded_values(saved).items() if MASK in str(value)]
 
 
@@ -230,8 +232,8 @@ def prepare_again(
 ) -> RunContext:
     """Prepare a recorded run again, with changes.
 
-    ``saved``: the content of settings.json. ``judge``: as for ``prepare``. ``beside``: the ``folder`` of
-    ``prepare``. Raises FlowError and PlanError.
+    ``saved``: the content of settings.json. ``judge``: as for ``prepare``. ``beside``: passed to ``prepare``
+    as ``folder``. Raises FlowError and PlanError.
     """
     flow = load_flow(f"{saved['file']}::{saved['flow']}")
     missing = [name for name in masked_values(saved) if name not in changes]
@@ -260,10 +262,10 @@ def prepare_again(
 def _of_former_backends(
     roles: Sequence[RoleConfig], shared: Iterable[str], changes: Mapping[str, Any]
 ) -> list[str]:
-    """Return the flags with settings that the run's new backends do not have; [] if no backend changes.
+    """Return the flags for settings that the run's new backends don't have, or [] if no backend changes.
 
-    Flags among ``changes`` are not returned. ``shared``: the names of settings for all roles. The last of
-    ``roles`` stands for all roles without settings of their own.
+    Flags that are among ``changes`` are left out. ``shared``: the names of settings for all roles. The last
+    of ``roles`` stands for all roles without settings of their own.
     """
     if not any(flag.rpartition(".")[2] in ("backend", *SIDES) for flag in changes):
         return []
@@ -281,9 +283,9 @@ def _of_former_backends(
 
 
 def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
-    """Return the settings with relative paths that are valid in the current folder.
+    """Return the settings with relative paths turned into ones that work in the current folder.
 
-    A path that does not exist here is taken relative to ``start``, the folder in which the run was started.
+    A path that doesn't exist here is taken as relative to ``start``, the folder where the run was started.
     """
     if not isinstance(start, str):
         return dict(recorded)
@@ -310,7 +312,7 @@ def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
 
 
 def _anchored_data(value: Any, start: str) -> Any:
-    """Return a data source with a path that is valid in the current folder.
+    """Return a data source with a path that works in the current folder.
 
     The source may have a name before the path and a weight after it.
     """
@@ -329,12 +331,12 @@ def _anchored(value: Any, start: str) -> Any:
 
 
 def _is_there(path: str) -> bool:
-    """Return whether a path exists, or a pattern such as data/*.jsonl matches a file."""
+    """Return whether a path exists or, for a pattern such as data/*.jsonl, whether any file matches."""
     return os.path.exists(path) or (has_magic(path) and bool(glob(path, recursive=True)))
 
 
 def _of_pools(flag: str) -> bool:
-    """Return whether a flag has an effect only with ``--pools``."""
+    """Return whether a flag only has an effect with ``--pools``."""
     return (
         flag in ("pools", "ray_address", "interface")
         or flag.startswith("pools.")
@@ -350,7 +352,8 @@ def same_run(
     graph: Graph,
     dependencies: Dependencies,
 ) -> Dependencies:
-    """Compare a run with its recorded start, and return its dependencies with all digests that are now known.
+    """Check that a run is still what it was at its start. Return its dependencies with all digests known so
+    far.
 
     Raises PlanError if the algorithm or a dependency has changed.
     """
@@ -361,7 +364,7 @@ def same_run(
 def same_algorithm(
     folder: Path, name: str, saved: Mapping[str, Any], graph: Graph, reporter: Reporter
 ) -> None:
-    """Raise PlanError with the differences if the graph differs from the run's recorded graph.
+    """Raise PlanError, listing the differences, if the graph isn't the one that the run recorded.
 
     Deadlines of stages may differ.
     """
@@ -380,9 +383,9 @@ def same_algorithm(
 
 
 def _same_identity(name: str, before: object, now: str) -> None:
-    """Raise PlanError if the graph's digest differs from the digest in settings.json.
+    """Raise PlanError if the graph's digest isn't the one in settings.json.
 
-    The message cannot show the differences, because only the digest is known.
+    Since only the digest is known, the message can't list the differences.
     """
     if before != now:
         raise _changed(
@@ -401,7 +404,7 @@ def _changed(name: str, differences: str) -> PlanError:
 
 
 def timeless(graph: Graph) -> Graph:
-    """Return the graph without the deadlines of its nodes, because a resumed run may change them."""
+    """Return the graph without its nodes' deadlines, which a resumed run may change."""
     return dataclasses.replace(graph, nodes=tuple(_timeless(node) for node in graph.nodes))
 
 
@@ -410,9 +413,9 @@ def _timeless(node: Node) -> Node:
 
 
 def newest(folder: Path, reporter: Reporter) -> Loaded:
-    """Return the newest intact checkpoint of a run.
+    """Return a run's newest intact checkpoint.
 
-    Damaged checkpoints, and files that are not part of the checkpoint, are reported.
+    Damaged checkpoints are reported, and so are files that don't belong in the checkpoint.
     """
     loaded = load_latest(folder)
     for path, reason in loaded.rejected:
@@ -423,7 +426,7 @@ def newest(folder: Path, reporter: Reporter) -> Loaded:
 
 
 def restore_checkpoint(loaded: Loaded, context: RunContext, reporter: Reporter) -> RunStart:
-    """Restore the state of a checkpoint in a prepared run. Return the point to continue from."""
+    """Restore a checkpoint's state in a prepared run, and return where to continue from."""
     start = context.executor.queues.do("control", partial(state.restore, context, loaded.snapshot))
     reporter.note(f"resuming from {loaded.path.name}")
     return start
@@ -434,7 +437,7 @@ def _something_left(
 ) -> None:
     """Raise PlanError if the run has finished.
 
-    If the run was stopped after its last iteration, before it wrote its final models, it has not finished.
+    A run that was stopped between its last iteration and writing its final models hasn't finished.
     """
     iterations = context.options.iterations
     if start.iteration != iterations or final.finished(folder, iterations, state.trained(context)):

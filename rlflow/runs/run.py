@@ -1,7 +1,7 @@
-"""``rlflow.run`` starts a run.
+"""Start a run: ``rlflow.run``.
 
-With ``--resume auto``, it resumes the run of that name if the run exists, so a job scheduler can repeat the
-same command.
+With ``--resume auto``, a run that already exists under this name is resumed instead, so a job scheduler can
+repeat the same command.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     Example: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr":
     1e-5})``.
 
-    Keywords are the flags of `rlflow run`. The settings of a role are a dict under the role's name. ``hp``:
-    the flow's own settings, as an object or a dict. A reward may be a function that is defined in a file.
-    ``quiet``: print no progress. Raises FlowError, PlanError, StageError, and Interrupted after Ctrl-C.
+    Keywords are the flags of `rlflow run`. Give a role's settings as a dict under the role's name. ``hp``:
+    the flow's own settings, as an object or a dict. A reward may be a function, as long as it is defined in a
+    file. ``quiet``: don't print progress. Raises FlowError, PlanError, StageError, and Interrupted after
+    Ctrl-C.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(flow, hp, flat(keywords))
@@ -56,11 +57,11 @@ def start_or_resume(
     reporter: Reporter,
     start: Callable[[], RunResult],
 ) -> RunResult:
-    """Call ``start``; or with ``--resume auto``, resume the run of that name if it exists.
+    """Call ``start`` or, with ``--resume auto`` and an existing run of that name, resume that run.
 
-    If that run has no checkpoint yet, it starts at its first iteration. Raises the errors of ``start`` and
-    ``resume``: among others, RunHeld if another process executes the run, and PlanError with the code
-    resume-done if the run has finished.
+    If the existing run has no checkpoint yet, it starts at its first iteration. Raises whatever ``start`` and
+    ``resume`` raise, including RunHeld if the run is in progress in another process, and PlanError with the
+    code resume-done if it has finished.
     """
     options = config.options
     if options.resume is None or options.name is None:
@@ -77,10 +78,10 @@ def start_or_resume(
 
 
 def _changed(folder: Path, flow: Flow, hp: Any, config: RunConfig) -> dict[str, Any]:
-    """Return the given flags whose values differ from those of the run in ``folder``.
+    """Return those of the given flags whose values differ from the ones of the run in ``folder``.
 
-    If a name on the Hub is given without a commit, it keeps the commit that the run has recorded. Raises
-    PlanError if that run uses another algorithm, or if a flag that the run was started with is missing.
+    A name on the Hub that is given without a commit keeps the commit that the run recorded. Raises PlanError
+    if the run uses another algorithm, or if a flag it was started with is missing.
     """
     saved = read_settings(folder)
     if saved["flow"] != flow.name:
@@ -113,7 +114,7 @@ def _changed(folder: Path, flow: Flow, hp: Any, config: RunConfig) -> dict[str, 
 
 
 def _settings(hp: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flow's settings as flag → value, without settings that the run did not record."""
+    """Return the flow's settings as flag → value, leaving out those that the run didn't record."""
     return {
         f"hp.{name}": value
         for name, value in (vars(hp) if hp is not None else {}).items()
@@ -122,12 +123,12 @@ def _settings(hp: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text, in the same form for flags, configuration files and settings.json."""
+    """Return a value as text that looks the same for flags, configuration files and settings.json."""
     if isinstance(value, list | tuple):
         return json.dumps([_text(each) for each in value])
     return value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
 
 
 def is_done(error: PlanError) -> bool:
-    """Return whether the error reports that the run has already finished."""
+    """Return whether the error says that the run has already finished."""
     return error.problems[0].code == "resume-done"

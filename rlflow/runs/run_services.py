@@ -1,4 +1,4 @@
-"""The services of a run: their GPUs, the folder for their output, and their URLs in the flow's settings."""
+"""A run's services: their GPUs, the folder for their output, and their URLs in the flow's settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlflow.services.running import Gpus, Services
 
 
 def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
-    """Return the GPUs of a run's services, and hide these GPUs from the run itself.
+    """Assign GPUs to the run's services, and hide these GPUs from the run itself.
 
     Call this before the run initialises a GPU. Raises PlanError like ``gpu_shares``.
     """
@@ -34,10 +34,10 @@ def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
 
 
 def gpu_shares(declared: Sequence[Service], options: Options) -> tuple[Gpus, Sequence[str]]:
-    """Return the GPUs of each of a run's services, and the GPUs that are left for the run.
+    """Return which GPUs each of the run's services gets, and which are left for the run.
 
-    Raises PlanError if there are too few GPUs, or if the run joins a running Ray cluster, because Ray assigns
-    GPUs itself.
+    Raises PlanError if there are too few, or if the run joins an existing Ray cluster, where Ray assigns GPUs
+    itself.
     """
     wanting = [each.name for each in declared if each.gpus]
     if not wanting:
@@ -71,11 +71,11 @@ def services_of(
     watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> Services:
-    """Return the services of a run, not started yet.
+    """Return a run's services, which haven't been started yet.
 
-    ``joined``: whether the run joins a running Ray cluster. ``folder``: a path on the filesystem of the run's
-    folder. Until the run's folder exists, services write their output next to this path. If ``folder`` is
-    None, they write to a temporary folder, which is removed at the end.
+    ``joined``: whether the run joins an existing Ray cluster. ``folder``: a path on the filesystem of the
+    run's folder. Services write their output next to this path until the run's folder exists. If ``folder``
+    is None, they write to a temporary folder that is removed at the end.
     """
     if joined and any(not each.external for each in declared):
         note(
@@ -93,10 +93,11 @@ def services_of(
 
 
 def with_urls(program: Program, urls: Mapping[str, str]) -> Program:
-    """Return the program with each service's URL in place of ``{NAME}``, in the settings of stages and
-    losses.
+    """Return the program with each ``{NAME}`` in the settings of stages and losses replaced with that
+    service's URL.
 
-    ``urls``: name of a service → its URL. The graph keeps the names, so it stays the same if ports change.
+    ``urls``: the URL of each service, by name. The graph keeps the names, so it doesn't change with the
+    ports.
     """
     settings = {
         node: {name: in_place(value, urls) for name, value in values.items()}
@@ -106,7 +107,7 @@ def with_urls(program: Program, urls: Mapping[str, str]) -> Program:
 
 
 def settings_with_urls(hp: Any, urls: Mapping[str, str]) -> Any:
-    """Return a flow's settings with each service's URL in place of ``{NAME}``, for calls without a graph."""
+    """Return a flow's settings with ``{NAME}`` replaced with that service's URL, for calls without a graph."""
     changed = (
         {name: in_place(value, urls) for name, value in vars(hp).items()} if urls and hp is not None else {}
     )

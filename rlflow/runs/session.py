@@ -1,4 +1,4 @@
-"""The lifetime of a run: its folder and lock, its writers and reporters, and how it ends."""
+"""The life of a run: its folder and lock, its writers and reporters, and how it ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROOF, PROOF_JSON = "proof.txt", "proof.json"
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was stopped on request.
+    """Raised if the run was stopped on request.
 
     The message names the saved checkpoint and the command that resumes the run.
     """
@@ -40,7 +40,7 @@ class Interrupted(KeyboardInterrupt):
 def start_run(context: RunContext, reporter: Reporter) -> RunResult:
     """Start a new run in its own folder and return its result.
 
-    At the end, also after an error, everything that the run started is stopped.
+    Everything that was started for the run is stopped in the end, even after an error.
     """
     with Lock(new_folder(context)) as lock:
         return continue_run(context, lock.folder, reporter, BEGUN)
@@ -49,7 +49,7 @@ def start_run(context: RunContext, reporter: Reporter) -> RunResult:
 def new_folder(context: RunContext) -> Path:
     """Create the run's folder with the files that describe the run, and return its path.
 
-    If the folder cannot be created, the context is closed and PlanError is raised.
+    If this fails, the context is closed and PlanError is raised.
     """
     try:
         return directory.create(
@@ -61,9 +61,9 @@ def new_folder(context: RunContext) -> Path:
 
 
 def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: RunStart) -> RunResult:
-    """Continue a run from ``start``, and return its result. This process must hold the lock of ``folder``.
+    """Continue a run from ``start`` and return its result. The caller must hold the lock of ``folder``.
 
-    If all iterations are done, the remaining work is finished. Raises Interrupted, StageError and PlanError.
+    If all iterations are done, finish what's left to do. Raises Interrupted, StageError and PlanError.
     """
 
     def ask() -> None:
@@ -179,7 +179,7 @@ def _run(
     reader: DigestReader,
     loop: Loop,
 ) -> RunResult:
-    """Write the files that describe the run, prove the run if it is new, and run all iterations."""
+    """Write the files that describe the run, prove it if it is new, and run all iterations."""
     describe(context, records)
     reader.start()
     context.on_output(records.rewards.on_output)
@@ -191,7 +191,7 @@ def _run(
 
 
 def _close(context: RunContext, records: Records, loop: Loop, run_folder: RunFolder) -> None:
-    """Write the time bounds of the run, and close its records and its folder."""
+    """Write the run's time bounds, close its records and folder, and stop everything it started."""
     # without iterations, keep the bounds that an earlier process wrote
     if loop.totals.iterations or not (run_folder.path / "bounds.json").exists():
         records.bounds(bounds_text(loop.totals), loop.totals.as_json())
@@ -204,8 +204,8 @@ def _close(context: RunContext, records: Records, loop: Loop, run_folder: RunFol
 def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
     """Check the quick claims about the run, write them to its folder, and print a summary.
 
-    Each falsified claim is reported as a warning. Raises PlanError if the run must not start, and StageError
-    if a stage fails in the dry run.
+    Falsified claims are reported as warnings. Raises PlanError if the run may not start, and StageError if a
+    stage fails in the dry run.
     """
     began = time.monotonic()
     with context.computing():
@@ -238,7 +238,7 @@ def clear_leftovers(folder: Path, reporter: Reporter) -> None:
 
 
 def look(run_folder: RunFolder, context: RunContext, records: Records, reporter: Reporter) -> None:
-    """Check the run's folder between iterations.
+    """Check on the run's folder between iterations.
 
     Raises Lost if the folder is gone. If the files that describe the run were deleted, they are written
     again.
@@ -253,8 +253,7 @@ def look(run_folder: RunFolder, context: RunContext, records: Records, reporter:
 
 
 def describe(context: RunContext, records: Records) -> None:
-    """Write the files that describe the run if their content has changed, for example because of more
-    iterations."""
+    """Write the files that describe the run if they have changed, for example because of more iterations."""
     for name, data in texts(context).items():
         try:
             same = durable.read(records.folder / name) == data
@@ -265,6 +264,6 @@ def describe(context: RunContext, records: Records) -> None:
 
 
 def identify(context: RunContext, inputs: Dependencies, records: Records, known: identity.Identity) -> None:
-    """Store the run's identity when all digests of weights are known."""
+    """Store the run's identity once all digests of weights are known."""
     context.inputs = replace(inputs, identity=known)
     records.whole(identity.FILE, known.encode())

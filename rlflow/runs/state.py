@@ -1,4 +1,4 @@
-"""The state of a run between two iterations. A checkpoint contains this state, and `resume` restores it."""
+"""A run's state between two iterations, which is saved in checkpoints and restored by `resume`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ QUEUE = "queue"  # files of rows that were sampled ahead of training
 
 
 def trained(context: RunContext) -> dict[str, RoleModel]:
-    """Return role → model, for the trained roles."""
+    """Return the models of the trained roles, by role."""
     return {use.name: context.engine.models[use.name] for use in context.plan.graph.roles if use.trained}
 
 
 def changed(context: RunContext) -> dict[str, RoleModel]:
-    """Return role → model, for all roles whose weights the run may change.
+    """Return the models of all roles whose weights the run may change, by role.
 
-    These are the trained roles, and roles that a stage with side effects gets.
+    These are the trained roles, and roles that are passed to a stage with side effects.
     """
     return {role: context.engine.models[role] for role in context.plan.graph.changed_roles}
 
 
 @dataclass(frozen=True)
 class KeptState:
-    """The state of models before an iteration, kept because later iterations may change the models."""
+    """The models' state before an iteration, kept because later iterations may change the models."""
 
     # (role, state of its trainer) of each role that the run may change
     states: Iterable[tuple[str, Mapping[str, Any]]]
@@ -49,12 +49,12 @@ class KeptState:
 def snapshot(
     context: RunContext, at: RunStart, cursor: Mapping[str, Any], kept: KeptState | None = None
 ) -> Snapshot:
-    """Return a snapshot of the run before iteration ``at``, as a copy in host memory.
+    """Take a snapshot of the run before iteration ``at``, as a copy in host memory.
 
     It contains everything that this and later iterations depend on. ``cursor``: position in the data of the
-    first iteration that is not sampled yet; if rows were sampled ahead of training, the position at which
-    these rows begin is used instead. ``kept``: the state before the iteration, if the models no longer have
-    it. Raises StageError for weights that are not finite.
+    first iteration that isn't sampled yet. If rows were sampled ahead of training, the position where these
+    rows begin is used instead. ``kept``: the state before the iteration, if the models have moved on. Raises
+    StageError if any weights aren't finite.
     """
     kept = kept or _state_now(context, at.iteration)
     tensors: dict[str, Any] = {}
@@ -81,9 +81,9 @@ def snapshot(
 
 
 def _check_finite(context: RunContext, role: str, weights: Mapping[str, Tensor]) -> None:
-    """Raise StageError if weights to be saved contain NaN or infinities.
+    """Raise StageError if weights about to be saved contain NaN or infinity.
 
-    Updates check their own results, so this finds weights that a stage with side effects changed.
+    Updates check their own results, so such weights come from a stage with side effects.
     """
     bad = [
         name
@@ -116,21 +116,21 @@ class MemoryCopy:
 
 
 def copied(context: RunContext, iteration: int, cursor: Mapping[str, Any]) -> MemoryCopy:
-    """Return a copy of the current state of the models, before iteration ``iteration`` starts."""
+    """Copy the models' current state, before ``iteration`` starts."""
     kept = _state_now(context, iteration)
     states = [(role, host_copy(state)) for role, state in kept.states]
     return MemoryCopy(iteration, cursor, replace(kept, states=states, flow_state=dict(kept.flow_state)))
 
 
 def _state_now(context: RunContext, iteration: int) -> KeptState:
-    """Return the current state of the models, not copied, before iteration ``iteration`` starts."""
+    """Return the models' current state without copying it, before ``iteration`` starts."""
     versions = {role: model.version for role, model in context.engine.models.items()}
     queue = context.ahead.saved(iteration) if context.ahead else None
     return KeptState(_trainer_states(context), versions, context.engine.state, queue)
 
 
 def _trainer_states(context: RunContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (role, state of its trainer), one role at a time because a state is as large as the model."""
+    """Yield (role, its trainer's state). Only one at a time, because a state is as large as the model."""
     for role, model in changed(context).items():
         assert model.trainer is not None
         context.engine.offloads.settle(copying(role))
@@ -138,11 +138,11 @@ def _trainer_states(context: RunContext) -> Iterator[tuple[str, Mapping[str, Any
 
 
 def restore_models(context: RunContext, saved: Snapshot) -> None:
-    """Load the weights and optimizers of a snapshot into the models of a prepared run.
+    """Load a snapshot's weights and optimizers into the models of a prepared run.
 
-    Raises PlanError if a role is missing from the snapshot, or if its weights do not fit the model. In a
-    fork, a stage with side effects may get a role that the original run never changed. Such a role keeps the
-    weights of its model folder.
+    Raises PlanError if a role isn't in the snapshot or its weights don't fit the model. In a fork, a stage
+    with side effects may get a role that the original run never changed; such a role keeps the weights from
+    its model folder.
     """
     same_flow = saved.state.get("graph") == identity(context.plan.graph)
     for role, model in changed(context).items():
@@ -163,7 +163,7 @@ def restore_models(context: RunContext, saved: Snapshot) -> None:
 
 
 def _misfit(role: str, error: Exception) -> PlanError:
-    """Return the error for weights in a checkpoint that do not fit the role's model."""
+    """Return the error to raise if a checkpoint's weights don't fit a role's model."""
     reason = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
     return PlanError.of(
         "checkpoint-model",
@@ -176,9 +176,9 @@ def _misfit(role: str, error: Exception) -> PlanError:
 
 
 def restore(context: RunContext, saved: Snapshot) -> RunStart:
-    """Restore a snapshot in a prepared run. Return the point to continue from.
+    """Restore a snapshot in a prepared run, and return where to continue from.
 
-    Raises PlanError if the data differ, or if a role is missing.
+    Raises PlanError if the data has changed or a role is missing.
     """
     restore_models(context, saved)
     context.engine.state = dict(saved.state["flow_state"])

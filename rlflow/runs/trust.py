@@ -1,7 +1,7 @@
-"""Decide which files named in a run's settings `rlflow resume` may execute without asking.
+"""Decide which of the files named in a run's settings `rlflow resume` may execute without asking.
 
-Files may be doubtful because the run's folder may belong to another user. The module also finds the files and
-packages that a Python file imports.
+Since a run's folder may belong to another user, these files can't always be trusted. This module also finds
+the files and packages that a Python file imports.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Imports:
 
 
 def imports(file: Path, module: str = "") -> Imports:
-    """Return the imports of a file, and of every file that it imports from its own folder.
+    """Return what a file imports, including what's imported by the files that it imports from its own folder.
 
-    ``module``: the dotted name of the file's module, if it is in a package. Files of the whole package then
-    count as its own.
+    ``module``: if the file is part of a package, the dotted name of its module. The whole package then counts
+    as its own folder.
     """
     closure, waiting = Imports(), [file]
     root, own = root_of(file, module), module.partition(".")[0]
@@ -65,18 +65,18 @@ def imports(file: Path, module: str = "") -> Imports:
 
 
 def root_of(file: Path, module: str = "") -> Path:
-    """Return the folder from which a file's imports start: its own folder, or the folder that contains its
-    package."""
+    """Return the folder that a file's imports start from: its own, or the one that contains its package."""
     return file.parents[module.count(".") + (file.name == "__init__.py") if module else 0]
 
 
 def _base(path: Path, root: Path, level: int) -> Path:
-    """Return the folder in which an imported name is looked up. ``level``: the number of leading dots."""
+    """Return the folder in which to look up an imported name. ``level``: the number of leading dots."""
     return path.parents[level - 1] if level else root
 
 
 def _named(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield (dotted name, number of leading dots) for each import in a file, also inside functions.
+    """Yield (dotted name, number of leading dots) for each import in a file, including those inside
+    functions.
 
     ``from a import b`` yields ``a.b``.
     """
@@ -93,9 +93,9 @@ def _named(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _inside(name: str, folder: Path) -> Iterator[Path]:
-    """Yield the files of a dotted name below a folder: each package's ``__init__``, and the module.
+    """Yield the files that a dotted name refers to in a folder: each package's ``__init__``, and the module.
 
-    The last part of the name may be an attribute instead of a module.
+    The last part of the name may also be an attribute instead of a module.
     """
     for part in name.split("."):
         if (folder / f"{part}.py").is_file():
@@ -107,7 +107,7 @@ def _inside(name: str, folder: Path) -> Iterator[Path]:
 
 
 def meaning(file: Path) -> str:
-    """Return the sha256 of a Python file, without comments and layout. Raises OSError."""
+    """Return the sha256 of a Python file, ignoring comments and layout. Raises OSError."""
     data = file.read_bytes()
     # if the file cannot be parsed, its bytes are digested
     with contextlib.suppress(SyntaxError, ValueError, RecursionError):
@@ -125,7 +125,7 @@ BACKENDS = ("backend", "trainer", "generator")  # settings that may name Python 
 class Doubt:
     """A file or a service's command that would be executed, and the reason not to trust it.
 
-    ``str()`` gives a line of text.
+    ``str()`` describes it in one line.
     """
 
     what: Path | str
@@ -138,11 +138,11 @@ class Doubt:
 def check_trusted(
     folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any], trust: bool, reporter: Reporter
 ) -> None:
-    """Check all files that a resumed run would execute, before anything is executed.
+    """Check all files that a resumed run would execute, before any of them is executed.
 
-    ``saved``: the content of settings.json. ``values``: the recorded settings that are still used, with paths
-    that are valid in the current folder. Raises PlanError with all doubtful files and commands. If ``trust``
-    is true, they are only reported.
+    ``saved``: the content of settings.json. ``values``: the recorded settings still in use, with paths that
+    work in the current folder. Raises PlanError with all doubtful files and commands. With ``trust``, they
+    are only reported.
     """
     doubts = list(doubted(folder, saved, values))
     if doubts and not trust:
@@ -158,7 +158,7 @@ def check_trusted(
 
 
 def doubted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Doubt]:
-    """Yield the files and commands that cannot be trusted, each with the reason."""
+    """Yield the files and commands that can't be trusted, with the reasons."""
     recorded = _digests(folder, saved)
     for file in dict.fromkeys(named_files(saved, values)):
         if why := _doubt(file, folder.resolve(), saved.get("started_in"), recorded):
@@ -173,7 +173,7 @@ def doubted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any]) -
 def commands(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the commands of services in the settings.
 
-    `rlflow serve` is omitted, because ``named_files`` yields everything that it executes.
+    `rlflow serve` is left out, because ``named_files`` yields everything that it executes.
     """
     for name, value in values.items():
         head, _, rest = name.partition(".")
@@ -190,8 +190,8 @@ def commands(values: Mapping[str, Any]) -> Iterator[str]:
 def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the Python files that the settings name.
 
-    Files that rlflow ships, and modules that Python finds without this run, are omitted. Raises PlanError if
-    a flow or a reward does not exist.
+    Files that are part of rlflow are left out, and so are modules that Python finds without this run. Raises
+    PlanError if a flow or a reward doesn't exist.
     """
     flow = target(f"{saved['file']}::{saved['flow']}").path.resolve()
     if flow.parent != algorithms_folder().resolve():
@@ -213,8 +213,8 @@ def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator
 
 
 def _module_files(name: str, folder: Path) -> Iterator[Path]:
-    """Yield the files from which Python would import a module; nothing if Python finds the module without
-    this run.
+    """Yield the files that Python would import a module from, or none if it finds the module without this
+    run.
 
     A package is represented by its ``__init__``.
     """
@@ -247,7 +247,7 @@ def _digests(folder: Path, saved: Mapping[str, Any]) -> set[str]:
 
 
 def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str:
-    """Return the reason not to trust a file; "" if the file may be executed."""
+    """Return why a file can't be trusted, or "" if it may be executed."""
     if file.is_relative_to(run):
         return "it is in the run's own folder, where a run never writes code"
     try:
@@ -272,8 +272,7 @@ def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str
 
 
 def _others(path: Path) -> str:
-    """Return why a path is not trusted: a user other than this one and root owns it or can write to it; ""
-    otherwise."""
+    """Return why a path isn't trusted, or "" if this user or root owns it and nobody else can write to it."""
     status = path.stat()
     if status.st_uid not in (0, os.geteuid()):
         return f"it belongs to user {status.st_uid}"
@@ -286,7 +285,7 @@ def _others(path: Path) -> str:
 
 
 def digest_of(file: Path) -> str | None:
-    """Return the digest of the flow's file, for settings.json; None without a file, as in a notebook."""
+    """Return the digest of the flow's file for settings.json, or None if there is no file, as in a notebook."""
     try:
         return f"sha256 {meaning(file)}"
     except OSError:
