@@ -247,10 +247,9 @@ def open_plain(path: Path) -> int:
 
 
 def checked(file: int, path: Path) -> int:
-    """Return the file descriptor ``file`` if it refers to a regular file. Otherwise, close it and raise
-    OSError.
+    """Return the file descriptor ``file`` if it refers to a regular file.
 
-    ``path`` is only used in the error message.
+    If it doesn't, close it and raise OSError with ``path`` in the message.
     """
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)

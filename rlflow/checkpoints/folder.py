@@ -55,9 +55,7 @@ def of_run(run_folder: Path) -> Path:
 
 
 def steps(folder: Path) -> list[Path]:
-    """Return the paths of a run's checkpoints, newest first, or [] if ``folder`` doesn't exist. Raises
-    OSError.
-    """
+    """Return the paths of a run's checkpoints, newest first, or [] if there's no ``folder``. Raises OSError."""
     try:
         entries = [name for name in os.listdir(folder) if file_names.of_step(name)]
     except FileNotFoundError:

@@ -37,7 +37,7 @@ class Manifest(BaseModel):
     version: Literal[1] = 1
     iteration: Count  # number of finished iterations
     files: dict[str, FileEntry]  # name of each file → length and digest
-    # group → file → names of the tensors in the file, in the order of the snapshot
+    # group → file → names of its tensors, in the snapshot's order
     groups: dict[str, dict[str, list[str]]]
     state: dict[str, Any]  # plain JSON values
 

@@ -1,6 +1,4 @@
-"""Find the files of a Hugging Face model folder: the weights, and the small files such as config and
-tokenizer.
-"""
+"""Find the files of a Hugging Face model folder: weights, config, tokenizer and so on."""
 
 from __future__ import annotations
 

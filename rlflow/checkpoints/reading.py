@@ -28,7 +28,7 @@ class Loaded:
 
     snapshot: Snapshot  # its content
     path: Path  # its folder
-    rejected: list[tuple[Path, str]]  # newer checkpoints that are damaged, each with the reason
+    rejected: list[tuple[Path, str]]  # newer checkpoints that are damaged, with the reasons
     #: files in its folder that are not part of the checkpoint, such as files of desktop programs; they are
     #: not read
     ignored: list[str] = field(default_factory=list)

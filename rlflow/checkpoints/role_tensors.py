@@ -42,8 +42,9 @@ def roles_of(tensors: Groups) -> list[str]:
 
 
 def no_role(role: str | None, tensors: Groups) -> PlanError:
-    """Return the error for a checkpoint that doesn't have ``role`` or, if it is None, has several roles or
-    none.
+    """Return the error for a checkpoint that doesn't have ``role``.
+
+    If ``role`` is None, the error says that the checkpoint has several roles or none.
     """
     roles = roles_of(tensors)
     message = (

@@ -1,7 +1,7 @@
-"""Write checkpoints in a background thread. If a save fails, this is reported and earlier checkpoints are
-kept.
+"""Write checkpoints in a background thread.
 
-Each checkpoint is written under a temporary name, flushed to disk, and then renamed.
+If a save fails, this is reported and earlier checkpoints are kept. Each checkpoint is written under a
+temporary name, flushed to disk, and then renamed.
 """
 
 from __future__ import annotations
@@ -95,8 +95,7 @@ class Writer:
             return self._changed.wait_for(self._idle, seconds)
 
     def close(self, seconds: float = 600.0) -> bool:
-        """Finish the submitted snapshots and end the thread. Return False if this takes longer than
-        ``seconds``.
+        """Finish the submitted snapshots and end the thread. Return False after ``seconds``.
 
         In that case, a failure is recorded, and the next writer removes the unfinished files.
         """
@@ -200,9 +199,7 @@ class Writer:
             )
 
     def _prune(self) -> None:
-        """Remove old checkpoints. Keep the newest ``keep`` intact ones, and damaged ones that are newer than
-        these.
-        """
+        """Keep the newest ``keep`` intact checkpoints and any damaged ones newer than these; remove the rest."""
         count = 1  # the checkpoint just written, which 'latest' names
         for path in folder.steps(self.folder):
             if path == self.saved:

@@ -1,6 +1,4 @@
-"""The Python API: configurations from keywords or flags, role objects (``rlflow.roles``), and checks of
-whether a run could start.
-"""
+"""The Python API: configurations, role objects (``rlflow.roles``), and checks of whether a run could start."""
 
 from __future__ import annotations
 

@@ -303,10 +303,10 @@ def bind_rewards(program: Program, rewards: bound.Rewards, models: Collection[st
 
 
 def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) -> int:
-    """Return how many optimizer steps a role takes during the run, for learning-rate schedules that have an
-    end.
+    """Return how many optimizer steps a role takes during the run.
 
-    If a `repeat` keeps fewer rows than expected, the role takes fewer steps than this.
+    Learning-rate schedules that have an end need this number. If a `repeat` keeps fewer rows than expected,
+    the role takes fewer steps.
     """
     steps, expected = 0, expected_rows(graph, prompts, repeats="prompts")
     for node in graph.nodes:

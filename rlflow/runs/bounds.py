@@ -20,7 +20,7 @@ class NodeTime:
     """One node's totals over a run, in seconds."""
 
     node: str
-    seconds: float = 0.0  # its own time, without the nodes that ran inside it
+    seconds: float = 0.0  # its own time, not counting the nodes inside it
     # its share of the iterations' time, in seconds; nodes that run at the same time share that time equally
     part: float = 0.0
     critical: float = 0.0  # its time on critical paths
@@ -31,7 +31,7 @@ class NodeTime:
 class Path:
     """A critical path, and all iterations that had it."""
 
-    nodes: dict[str, float]  # node → seconds on the path, in the order of the path
+    nodes: dict[str, float]  # node → seconds on the path, in order
     iterations: int = 0
     seconds: float = 0.0  # total time of these iterations
 
@@ -43,8 +43,8 @@ class TimeBounds:
     iterations: int
     seconds: float
     path: float  # the longest path through the nodes
-    work: Mapping[str, float]  # queue → seconds of its nodes divided by its slots
-    # node → seconds on the most frequent critical path, in the order of the path
+    work: Mapping[str, float]  # queue → total seconds of its nodes, divided by its slots
+    # node → seconds on the most common critical path, in order
     critical: Mapping[str, float] = field(default_factory=dict)
     alike: int = 0  # number of iterations with this path
     outside: float = 0.0  # seconds before, between and after nodes

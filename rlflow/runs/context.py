@@ -66,7 +66,7 @@ class RunContext:
     settings: Mapping[str, Any]  # the content of settings.json
     # role that the run may change → the small files of its model folder
     files: Mapping[str, Mapping[str, bytes]]
-    inputs: Dependencies | None  # dependencies besides settings and plan; None if no judge was given
+    inputs: Dependencies | None  # dependencies other than settings and plan; None if there was no judge
     # returns the first reason for each cause of missing scores
     reasons: Callable[[], Mapping[Cause, Reason]]
     stop: Callable[[], None]  # stops everything that was started, except the watchdog
@@ -79,7 +79,7 @@ class RunContext:
     )  # forwards what rewards print
     # the services of the run, and their processes
     services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))
-    # role that several ranks train → makes its trainer in this process
+    # makes a trainer in this process, for each role trained by several ranks
     alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)
     unmeasured: str = ""  # why accuracy is not measured although held-out prompts exist
     resizing: frozenset[str] = frozenset()  # roles whose trainers can change the number of tokens per pass
@@ -123,8 +123,8 @@ class RunResult:
     last: dict[str, float] = field(default_factory=dict)  # metrics of the last iteration
     skipped: int = 0  # iterations without rows to train on
     unmeasured: str = ""  # why no accuracy was measured although held-out prompts exist
-    unsaved: str = ""  # why the state is not in the run's folder, and where it is; empty if saved
-    shown: str = ""  # ``folder`` for messages, relative if it is below the working folder
+    unsaved: str = ""  # why the state isn't in the run's folder, and where it is; "" if it is
+    shown: str = ""  # ``folder`` for messages, relative if it is in the working directory
 
     def _repr_html_(self) -> str:
         """Return the run's numbers and learning curve as HTML, for notebooks."""
@@ -164,4 +164,4 @@ class LoopTotals:
     totals: RunTotals  # times of the nodes
     last: dict[str, float]  # metrics of the last iteration
     skipped: int  # iterations without rows to train on
-    bad: int  # number of iterations in a row in which some update took no step
+    bad: int  # for how many iterations in a row some update has taken no step

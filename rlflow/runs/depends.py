@@ -61,12 +61,12 @@ class Sources:
 
     file: Path  # of the flow
     roles: Roles  # the roles that are models
-    # by a name that stays the same if the files are moved
+    # by a name that doesn't change if files are moved
     rewards: Mapping[str, RewardSpec]
     training: Dataset
     held_out: Dataset
     tokenizer: str | None  # the folder whose tokenizer encodes the data
-    sets: Mapping[str, Dataset] = field(default_factory=dict)  # further held-out sets by name
+    sets: Mapping[str, Dataset] = field(default_factory=dict)  # other held-out sets, by name
     environments: tuple[EnvironmentSpec, ...] = ()
 
 
@@ -92,7 +92,7 @@ class Dependencies:
     """Everything that a run depends on, as currently found on this machine."""
 
     identity: Identity  # digests of weights may still be missing
-    paths: Mapping[str, Path]  # name of a part of the identity → its file of weights
+    paths: Mapping[str, Path]  # name of a part of the identity → its weights file
 
 
 def find_dependencies(sources: Sources, options: Options) -> Dependencies:
@@ -195,8 +195,7 @@ def _digest(data: bytes) -> str:
 
 
 def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
-    """Yield (name, digest) for each Python file that the run executes, except those that are part of the
-    graph.
+    """Yield (name, digest) for each Python file that the run executes but that isn't part of the graph.
 
     These are rewards, environments and backends that aren't part of rlflow, and all modules that rewards,
     environments and the flow import from their own folders.

@@ -90,8 +90,9 @@ def _numbered(flow: str) -> Iterator[str]:
 
 
 def check_free(out: Path, name: str | None) -> None:
-    """Raise PlanError if a new run can't be named ``name`` in ``out``: it is taken or invalid, or ``out`` is
-    a file.
+    """Check that a new run can be named ``name`` in the folder ``out``.
+
+    Raises PlanError if the name is taken or invalid, or if ``out`` is a file.
     """
     check_name(name)
     if os.path.lexists(out) and not out.is_dir():
@@ -163,9 +164,7 @@ def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
 
 
 def without_secrets(graph: Graph) -> Graph:
-    """Return the graph with the secrets in its settings and file names masked. Doing this twice changes
-    nothing.
-    """
+    """Return the graph with secrets in its settings and file names masked. Doing this twice has no effect."""
     nodes = (
         replace(
             node,

@@ -42,7 +42,7 @@ class Accuracy:
     greedy: float | None = None
     # role → its shares, if several roles are evaluated
     roles: dict[str, dict[str, float]] = field(default_factory=dict)
-    # shares as sampled/NAME and greedy/NAME, if data have several sources
+    # shares as sampled/NAME and greedy/NAME, if the data has several sources
     sources: dict[str, float] = field(default_factory=dict)
     # mean score of a flow's own evaluation, without missing scores; None if all are missing
     score: float | None = None
@@ -59,7 +59,7 @@ class HeldOutSet:
 
     prompts: Batch
     judge: HeldOutJudge
-    name: str = ""  # name in --eval; empty for prompts held out from the data
+    name: str = ""  # name in --eval; "" for prompts held out from the data
 
 
 KeepAnswers = Callable[[Mapping[str, Any]], object]  # called with the record of the answers to one prompt
@@ -77,8 +77,8 @@ class Evaluation:
     engine: Engine
     role: str
     sets: tuple[HeldOutSet, ...]
-    sampling: Sampling  # how one or several answers to each prompt are sampled
-    others: tuple[Evaluation, ...] = ()  # the evaluations of further roles
+    sampling: Sampling  # how to sample one or more answers per prompt
+    others: tuple[Evaluation, ...] = ()  # the evaluations of other roles
     named: bool = False  # whether figures and answers name their role
 
     @property
@@ -139,8 +139,7 @@ class Evaluation:
         ]
 
     def _figures(self, held_out: HeldOutSet, keep: KeepAnswers) -> dict[str, float]:
-        """Return the shares of right answers in a set, sampled and greedy, including ``NAME/SOURCE`` per
-        source.
+        """Return the shares of right answers in a set, sampled and greedy, plus ``NAME/SOURCE`` per source.
 
         If several answers are sampled per prompt, or if the set has a name, this includes mean@n, pass@k and
         maj@k.
@@ -204,8 +203,9 @@ class Evaluation:
         ]
 
     def _sampled(self, prompts: Batch, temperature: float, samples: int) -> Batch:
-        """Sample rows for the prompts, with the same seed in every evaluation. The rows of a prompt are
-        adjacent.
+        """Sample rows for the prompts. The rows of a prompt are adjacent.
+
+        The seed is the same in every evaluation.
         """
         sampling = replace(self.sampling, temperature=temperature, samples=samples)
         rows = self.engine.sample(
@@ -310,11 +310,10 @@ class FlowEvaluation:
         )
 
     def answers(self, count: int) -> list[dict[str, str]]:
-        """Return the first ``count`` held-out prompts, each with the evaluation's first completion for it, or
-        "".
+        """Return the first ``count`` held-out prompts, each with the evaluation's first completion for it.
 
         Each is a dict with the keys ``prompt`` and ``completion``, plus ``answer`` if the data has right
-        answers.
+        answers. A missing completion is "".
         """
         prompts = self.prompts.rows(range(min(count, len(self.prompts))))
         rows = self._rows(prompts, ("completion",), first=True)

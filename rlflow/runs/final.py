@@ -108,11 +108,10 @@ def name_of(iteration: int) -> str:
 
 @contextlib.contextmanager
 def answer_file(path: Path, failed: Callable[[OSError], object]) -> Iterator[KeepAnswers]:
-    """Return a context that writes answers to the file ``path``, and whose value is a function to call per
-    prompt.
+    """Return a context for writing answers to the file ``path``. Its value is a function to call per prompt.
 
-    Call the function with the record of a prompt's answers. The file appears once all answers are on disk;
-    without answers, it doesn't appear. Write errors aren't raised: ``failed`` is called once with the error.
+    Pass the function the record of a prompt's answers. The file appears once all answers are on disk, and not
+    at all if there are none. Write errors aren't raised: ``failed`` is called once with the error.
     """
     file = _Lines(path)
 
@@ -220,9 +219,7 @@ def _answers(result: RunResult) -> Table:
 
 
 def _cut(text: str, width: int) -> str:
-    """Return the last ``width`` characters of a text on one line, since questions often begin with the same
-    words.
-    """
+    """Return the last ``width`` characters of a text on one line. Questions often start with the same words."""
     line = " ".join(text.split())
     return line if len(line) <= width else "…" + line[1 - width :]
 

@@ -69,9 +69,7 @@ class Guard:
             )
 
     def missing_warnings(self, figures: Mapping[Figure, float]) -> Iterator[str]:
-        """Yield a warning with the first message for each cause of missing rewards that hasn't been reported
-        yet.
-        """
+        """Yield a warning for each new cause of missing rewards, with its first message."""
         counts: Counter[Cause] = Counter()
         for figure, count in figures.items():
             counts[Cause(figure.name, figure.part)] += int(count) if figure.of is Of.MISSING else 0
@@ -175,8 +173,7 @@ LONGEST = 300  # maximum number of characters in a reward's message in a warning
 
 
 def mismatch_warnings(options: Options, figures: Mapping[Figure, float], role: str = "") -> Iterator[str]:
-    """Yield a warning for each role whose sampler and trainer disagree about the log-probs of the same
-    tokens.
+    """Yield a warning for each role whose sampler and trainer disagree about log-probs.
 
     ``role``: which role to name for metrics without one. There are no warnings with ``--staleness``, where
     samples come from older weights, or for the null backend, which has no weights.
@@ -275,8 +272,7 @@ def weight_check_rows(prompts: Batch) -> Batch:
 def weight_check_warnings(
     metrics: Mapping[Figure, float], most: float, dtype: str = "float32"
 ) -> Iterator[str]:
-    """Yield a warning for each role whose trainer and generator differ by more than a mean factor of
-    ``most``.
+    """Yield a warning for each role whose trainer and generator differ by a mean factor above ``most``.
 
     ``metrics``: the result of the weight check. A larger difference is allowed for dtypes smaller than
     float32, because they round more.

@@ -39,7 +39,7 @@ PASSED = ("top_p", "top_k", "stop", "stop_token_ids", "min_tokens", "skip_specia
 class HeldOut:
     """The records that a run doesn't train on."""
 
-    data: Dataset  # records held out of the training data
+    data: Dataset  # records held out from the training data
     sets: Mapping[str, Dataset] = field(default_factory=dict)  # the sets given with --eval, by name
 
     @property
@@ -191,13 +191,12 @@ def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
 
 
 def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
-    """Return the roles to evaluate if held-out records can be scored, or () if the flow has its own
-    evaluation.
+    """Return the roles to evaluate if held-out records can be scored.
 
     These are the trained language models that sample from prompts in the data or, if there are none, the
     first trained model. If several roles sample in training, only those whose answers to these prompts are
     scored by a reward count. If the flow trains nothing, ``--eval`` evaluates all roles that sample from
-    these prompts.
+    these prompts. Returns () if the flow has an evaluation of its own.
     """
     names, answering = policies(roles), answering_roles(graph)
     if len(playing := [name for name in names if roles[name].use.generates]) > 1:

@@ -39,12 +39,12 @@ class WeightFile(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     bytes: int
-    modified: int  # nanoseconds since the epoch, of the last change of its content
-    changed: int  # nanoseconds since the epoch, of the last change of its inode
+    modified: int  # when its content last changed, in nanoseconds since the epoch
+    changed: int  # when its inode last changed, in nanoseconds since the epoch
     inode: int
-    # True if the file was changed so recently that a later change may get the same time
+    # True if the file changed so recently that another change could get the same time
     recent: bool = False
-    # digest of its bytes; None if it has not been read yet
+    # digest of its bytes, or None if it hasn't been read yet
     sha256: Annotated[str, Field(pattern=rf"^([0-9a-f]{{64}}|{UNSTEADY})$")] | None = None
 
     def same_file(self, other: WeightFile) -> bool:
@@ -68,7 +68,7 @@ class Identity(BaseModel):
     format: Literal["rlflow-identity"] = "rlflow-identity"
     version: Literal[1] = 1
     kept: dict[str, str] = Field(default_factory=dict)  # parts that must be the same on resume
-    # parts that may change, with a report, such as versions of packages
+    # parts that may change but are then reported, such as package versions
     told: dict[str, str] = Field(default_factory=dict)
     # files of weights, compared by their digests
     weights: dict[str, WeightFile] = Field(default_factory=dict)
@@ -272,9 +272,7 @@ class DigestReader:
             self._put(self._identity.model_copy(update={"weights": files}))
 
     def _digest(self, name: str, weights: WeightFile) -> str | None:
-        """Return a file's digest, UNSTEADY if the file changed while being read, or None if the run ends
-        first.
-        """
+        """Return a file's digest, UNSTEADY if the file changed meanwhile, or None if the run ends first."""
         path = self._paths[name]
         try:
             digits = digest(path, lambda: not self._stop.is_set())

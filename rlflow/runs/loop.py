@@ -45,8 +45,8 @@ class Between:
 
     iteration: int
     cursor: Mapping[str, Any]  # position in the prompts
-    scalars: Mapping[str, float]  # the flow's scalars that are kept across iterations
-    versions: Mapping[str, int]  # role → number of updates that its weights have had
+    scalars: Mapping[str, float]  # the flow's scalars that carry over between iterations
+    versions: Mapping[str, int]  # role → how many updates its weights have had
 
     @staticmethod
     def of(engine: Engine, iteration: int, cursor: Mapping[str, Any]) -> Between:
@@ -59,8 +59,7 @@ class Between:
         )
 
     def put_back(self, engine: Engine) -> None:
-        """Restore the engine's scalars and the version numbers of its weights, but not the weights
-        themselves.
+        """Restore the flow's scalars and the version numbers of the weights, but not the weights themselves.
 
         This is needed even if no weights changed: flows set scalars, and an update raises the version number
         even if it takes no step.
@@ -91,7 +90,7 @@ class LoopState:
     """The loop's own state before an iteration, for recovery."""
 
     cursor: Mapping[str, Any]  # position in the prompts
-    scalars: dict[str, float]  # the flow's scalars that are kept across iterations
+    scalars: dict[str, float]  # the flow's scalars that carry over between iterations
     totals: LoopTotals
 
 
@@ -249,8 +248,8 @@ class Loop:
             self.copy = self.compute(partial(copied, self.context, iteration, cursor))
 
     def _end_if_lost(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        """If pools can no longer be restarted but all workers still respond, save the run and raise
-        RemoteError.
+        """Save the run and raise RemoteError if pools can't be restarted any more but all workers still
+        respond.
         """
         lost = self.context.workers.lost() if self.context.workers else None
         if lost is not None:
@@ -437,9 +436,7 @@ class Loop:
         return True
 
     def _newest_copy(self) -> MemoryCopy | None:
-        """Return the newest in-memory checkpoint, from the pools or from this process, or None if there is
-        none.
-        """
+        """Return the newest in-memory checkpoint of the pools or of this process, or None if there is none."""
         point = self.recovery.newest()
         if point is None or self.context.workers is None:
             return self.copy
@@ -473,9 +470,7 @@ class Loop:
         return self.evaluated[iteration]
 
     def answers(self) -> list[dict[str, str]]:
-        """Return the model's sampled answers to the first ten held-out prompts, or [] if the run has no
-        evaluation.
-        """
+        """Return the model's sampled answers to the first ten held-out prompts, or [] without an evaluation."""
         return self.context.evaluation.answers(10) if self.context.evaluation else []
 
 

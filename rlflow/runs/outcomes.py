@@ -1,5 +1,4 @@
-"""The funnel of rows: how many of the sampled rows are left after each step on the way to an update, as
-metrics.
+"""The funnel of rows, as metrics: how many sampled rows are left after each step on the way to an update.
 
     funnel/rows_sampled      rows sampled for training, including carry-over from earlier iterations
     funnel/rows_kept         sampled rows that a `repeat` or `choose` kept, if any were dropped
@@ -187,7 +186,7 @@ class Answers:
     """The answers to one prompt, in the order in which they were sampled."""
 
     scores: Sequence[float]  # NaN where the score is missing
-    extracted: Sequence[str | None]  # the extracted answer; None if there is none
+    extracted: Sequence[str | None]  # extracted answers, or None
 
     @property
     def right(self) -> list[bool]:

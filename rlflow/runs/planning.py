@@ -89,9 +89,7 @@ def _unfit(
 
 
 def _lone_stages(graph: Graph, sides: Mapping[tuple[str, str], Parallel]) -> Iterator[Problem]:
-    """Yield a problem for each stage that runs a model on rank 0 alone when rank 0 has only some of its
-    weights.
-    """
+    """Yield a problem for each stage that runs a model on rank 0 alone if that rank lacks some weights."""
     for node in used_nodes(graph):
         if (
             node.op is Op.STAGE
@@ -167,8 +165,8 @@ class PlacedRoles:
     rewards: RewardNames
     options: Options
     placement: Placement | None  # None for a run in one process
-    evaluated: str | None = None  # the role that samples held-out prompts, if any does
-    # error that no flag gives that role's generator a pool, if only the evaluation needs this generator
+    evaluated: str | None = None  # the role that answers held-out prompts, if any
+    # the error if only the evaluation needs this role's generator and no flag gives it a pool
     undecided: PlanError | None = None
 
     @cached_property

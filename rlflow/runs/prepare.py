@@ -276,8 +276,9 @@ def rotated_rows(
 
 
 def local_data(written: Iterable[str]) -> Iterator[str]:
-    """Yield a line for each local path in ``written`` that could also be a name on the Hub, saying that the
-    path is used.
+    """Yield a line for each local path in ``written`` that could also be a name on the Hub.
+
+    The line says that the local path is used.
     """
     for source in parse_sources(tuple(written)):
         if local_instead(source.path):

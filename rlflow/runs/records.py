@@ -198,8 +198,9 @@ class Records:
         return values
 
     def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows to samples.jsonl, one per line. Columns are sorted, since their order varies between
-        processes.
+        """Add rows to samples.jsonl, one per line.
+
+        Columns are sorted, because their order varies between processes.
         """
         self._samples.add(
             "".join(json.dumps({"iteration": iteration, **dict(sorted(row.items()))}) + "\n" for row in rows)
@@ -219,9 +220,7 @@ class Records:
             self._traffic.add(json.dumps({"iteration": iteration, **sizes}) + "\n")
 
     def timeline(self, iteration: int, outcome: Outcome) -> None:
-        """Write an iteration's trace events, one per line. You can open the file in Perfetto or
-        chrome://tracing.
-        """
+        """Write an iteration's trace events, one per line, for Perfetto or chrome://tracing."""
         lines = [] if self._events else [f"[{json.dumps(FIRST_EVENT)}\n"]
         lines += [
             f",{json.dumps(event)}\n" for event in self._rows.events(iteration, outcome.spans, outcome.ranks)

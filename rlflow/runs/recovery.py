@@ -74,7 +74,7 @@ class DriverState(Generic[S]):
     """Functions that copy and restore the state that a run keeps outside the workers."""
 
     capture: Callable[[], S]  # returns a copy of the current state
-    rewind: Callable[[S], object]  # sets the stream of prompts back, before workers are restored
+    rewind: Callable[[S], object]  # rewinds the prompts, before workers are restored
     replay: Callable[[int, S], object]  # prepares to repeat an iteration and all later ones
 
 

@@ -1,6 +1,4 @@
-"""Resume a run from its newest intact checkpoint, or fork it, which starts a new run from there with other
-settings.
-"""
+"""Resume a run from its newest intact checkpoint, or fork it to continue as a new run with other settings."""
 
 from __future__ import annotations
 
@@ -210,9 +208,7 @@ def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unchanged_settings(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded settings that aren't replaced by ``changes``, with paths that work in the current
-    folder.
-    """
+    """Return the recorded settings not replaced by ``changes``, with paths that work in the current folder."""
     changed = {short(name) for name in changes}
     recorded = {name: value for name, value in recorded_values(saved).items() if short(name) not in changed}
     return anchor_paths(recorded, saved.get("started_in"))
@@ -352,10 +348,9 @@ def same_run(
     graph: Graph,
     dependencies: Dependencies,
 ) -> Dependencies:
-    """Check that a run is still what it was at its start. Return its dependencies with all digests known so
-    far.
+    """Check that a run's algorithm and dependencies are still the same as when it was started.
 
-    Raises PlanError if the algorithm or a dependency has changed.
+    Returns the dependencies with all digests known so far. Raises PlanError if something has changed.
     """
     same_algorithm(folder, name, saved, graph, reporter)
     return same_inputs(folder, name, reporter, dependencies)

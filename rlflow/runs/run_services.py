@@ -93,8 +93,8 @@ def services_of(
 
 
 def with_urls(program: Program, urls: Mapping[str, str]) -> Program:
-    """Return the program with each ``{NAME}`` in the settings of stages and losses replaced with that
-    service's URL.
+    """Return the program with each ``{NAME}`` in its stages' and losses' settings replaced with a service's
+    URL.
 
     ``urls``: the URL of each service, by name. The graph keeps the names, so it doesn't change with the
     ports.
@@ -107,7 +107,7 @@ def with_urls(program: Program, urls: Mapping[str, str]) -> Program:
 
 
 def settings_with_urls(hp: Any, urls: Mapping[str, str]) -> Any:
-    """Return a flow's settings with ``{NAME}`` replaced with that service's URL, for calls without a graph."""
+    """Return a flow's settings with each ``{NAME}`` replaced with a service's URL, for calls without a graph."""
     changed = (
         {name: in_place(value, urls) for name, value in vars(hp).items()} if urls and hp is not None else {}
     )

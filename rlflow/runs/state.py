@@ -38,11 +38,11 @@ def changed(context: RunContext) -> dict[str, RoleModel]:
 class KeptState:
     """The models' state before an iteration, kept because later iterations may change the models."""
 
-    # (role, state of its trainer) of each role that the run may change
+    # (role, its trainer's state) for each role that the run may change
     states: Iterable[tuple[str, Mapping[str, Any]]]
-    versions: Mapping[str, int]  # role → number of updates that its weights have had
+    versions: Mapping[str, int]  # role → how many updates its weights have had
     flow_state: Mapping[str, float]
-    # rows that were sampled ahead of training, as ``Ahead.saved`` returns them
+    # rows sampled ahead of training, as returned by ``Ahead.saved``
     queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None
 
 

@@ -34,7 +34,7 @@ from rlflow.runs import identity
 class Imports:
     """The files and modules that a Python file imports, directly or indirectly."""
 
-    files: set[Path] = field(default_factory=set)  # imported files in its own folder
+    files: set[Path] = field(default_factory=set)  # imported files from its own folder
     # top-level modules from elsewhere, except Python's standard library
     outside: set[str] = field(default_factory=set)
 
@@ -75,8 +75,7 @@ def _base(path: Path, root: Path, level: int) -> Path:
 
 
 def _named(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield (dotted name, number of leading dots) for each import in a file, including those inside
-    functions.
+    """Yield (dotted name, number of leading dots) for each import in a file, even inside functions.
 
     ``from a import b`` yields ``a.b``.
     """
@@ -109,7 +108,7 @@ def _inside(name: str, folder: Path) -> Iterator[Path]:
 def meaning(file: Path) -> str:
     """Return the sha256 of a Python file, ignoring comments and layout. Raises OSError."""
     data = file.read_bytes()
-    # if the file cannot be parsed, its bytes are digested
+    # a file that can't be parsed is digested as it is
     with contextlib.suppress(SyntaxError, ValueError, RecursionError):
         data = ast.unparse(ast.parse(data)).encode(errors="backslashreplace")
     return hashlib.sha256(data).hexdigest()
@@ -213,10 +212,9 @@ def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator
 
 
 def _module_files(name: str, folder: Path) -> Iterator[Path]:
-    """Yield the files that Python would import a module from, or none if it finds the module without this
-    run.
+    """Yield the files that Python would import a module from.
 
-    A package is represented by its ``__init__``.
+    Yields nothing if Python finds the module without this run. A package is represented by its ``__init__``.
     """
     here = ("", os.getcwd(), str(folder))
     top = name.partition(".")[0]

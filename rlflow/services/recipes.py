@@ -19,12 +19,12 @@ class Recipe:
 
     name: str  # name of the service
     command: Sequence[str]
-    url: str  # the URL at which the process must listen
-    health: str  # the health path of the service, or an empty string
-    # most seconds until the process serves; later, most seconds for which it may be silent and idle
+    url: str  # where the process must listen
+    health: str  # the health path of the service, or ""
+    # how many seconds the process may take to start serving, and later, be silent and idle
     wait: float
-    delay: float  # seconds for which the process keeps running after a successful run
-    variables: Mapping[str, str]  # variables of its environment, in addition to the run's
+    delay: float  # how many seconds the process keeps running after a successful run
+    variables: Mapping[str, str]  # environment variables to add to the run's
 
 
 def recipe(

@@ -21,7 +21,7 @@ class Claim:
     sentence: str
     number: str = ""  # the measurement behind the verdict, as text
     place: Place | None = None
-    ends_run: bool = False  # a falsified claim stops the run, except with --prove warn or off
+    ends_run: bool = False  # whether the run stops if this is falsified, unless --prove is warn or off
 
     def __str__(self) -> str:
         where = f"{self.place}: " if self.place and self.verdict == "falsified" else ""

@@ -91,7 +91,7 @@ class DryRunRecord:
     updates: list[RecordedUpdate] = field(default_factory=list)
     scored: list[ScoredRows] = field(default_factory=list)
     judged: list[RepeatedScores] = field(default_factory=list)  # empty unless rewards were called
-    skipped: str = ""  # why the iteration was skipped; empty if it had rows to train on
+    skipped: str = ""  # why the iteration was skipped; "" if it had rows to train on
 
 
 class DryRunEngine(Engine):
@@ -100,7 +100,7 @@ class DryRunEngine(Engine):
     `DryRuns` makes a class that inherits from both this class and the run's engine.
     """
 
-    scoring: Scoring | None  # None: the run's own rewards give the scores
+    scoring: Scoring | None  # None to use the run's own rewards
     record: DryRunRecord
     longest: int
     fill: float
@@ -207,7 +207,7 @@ class DryRuns:
     queues: Queues
     plan: Plan
     prompts: Batch
-    fresh: Callable[[int], Batch]  # returns this many further prompts
+    fresh: Callable[[int], Batch]  # returns this many more prompts
     longest: int = 16
     # heartbeat page that lists the running nodes; with it, processes that a stage starts end together with
     # the run

@@ -124,9 +124,7 @@ class SamplerClaims:
         )
 
     def compared(self, role: str, temperature: float) -> tuple[Batch, float]:
-        """Sample new rows. Return them, and how much the sampler's and the trainer's log-probs differ at
-        most.
-        """
+        """Sample new rows. Return them with the largest difference between sampler and trainer log-probs."""
         sampling = Sampling(samples=2, max_tokens=self.flow.stage.longest, temperature=temperature)
         prompts = self.flow.stage.prompts
         rows = self.do(lambda: self.engine.gather(self.engine.sample(role, prompts, sampling, 17)))

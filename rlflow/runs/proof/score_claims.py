@@ -42,7 +42,7 @@ class ScoreClaims:
 
     stage: DryRuns
 
-    sets: int = SETS  # sets of scores to try
+    sets: int = SETS  # how many sets of scores to try
 
     @property
     def graph(self) -> Graph:
@@ -113,8 +113,7 @@ class ScoreClaims:
             )
 
     def rewarded(self, node: str, own: dict[str, Direction]) -> tuple[list[Claim], list[Iterator[Claim]]]:
-        """Check that different scores from the reward ``node`` give different gradients, towards higher
-        scores.
+        """Check that different scores from the reward ``node`` change the gradient, towards higher scores.
 
         ``own``: the gradient directions in the first dry run. Returns these claims, along with iterators over
         claims that take more dry runs: if only some rows get new scores, the gradient has to change most for
@@ -143,8 +142,7 @@ class ScoreClaims:
     def rescaled(
         self, node: str, own: dict[str, Direction]
     ) -> tuple[list[tuple[DryRunRecord, dict[str, Direction]]], float, dict[str, float]]:
-        """Execute dry runs with different scores from the reward ``node``, scaled up until they have an
-        effect.
+        """Execute dry runs with different scores from the reward ``node``, until they have an effect.
 
         The scores are multiplied by each of FACTORS in turn. ``own``: the gradient directions in the first
         dry run. Returns the dry runs, the factor, and the largest distance between gradient directions for
@@ -186,15 +184,16 @@ class ScoreClaims:
         )
 
     def pushed_by(self, scoring: Scoring, factor: float) -> tuple[DryRunRecord, dict[str, Direction]]:
-        """Execute a dry run with ``factor`` times the scores of ``scoring``. Return its record and gradient
-        directions.
+        """Execute a dry run with scaled scores. Return its record and gradient directions.
+
+        The scores are those of ``scoring`` times ``factor``.
         """
         record = self.stage.dry_run_once(stretched(scoring, factor))
         return record, self.directions(record)
 
     def apart(self, runs: list[dict[str, Direction]]) -> dict[str, float]:
-        """Return how far each update's gradient direction moves at most between the first and any other dry
-        run.
+        """Return the largest distance between each update's gradient directions in the first and other dry
+        runs.
 
         ``runs``: the gradient directions in each dry run. Only updates of `players` are included. If a dry
         run doesn't have the update, the distance is infinite.
@@ -213,11 +212,10 @@ class ScoreClaims:
         return next((loss.unrewarded for loss in losses if loss.unrewarded), "")
 
     def direction(self, node: str, name: str, runs: list[tuple[DryRunRecord, Direction]]) -> Claim | None:
-        """Return the claim that the update ``name`` makes rows with higher scores from the reward ``node``
-        more likely.
+        """Return the claim that the update ``name`` makes rows with higher scores more likely.
 
-        ``runs``: the record and gradient direction of each dry run with different scores. Returns None if the
-        update doesn't learn from the scored rows.
+        ``node``: the reward that gives the scores. ``runs``: the record and gradient direction of each dry
+        run with different scores. Returns None if the update doesn't learn from the scored rows.
         """
         update = next(update for update in self.base.updates if update.node == name)
         scored = [row for row in self.base.scored if row.node == node]
@@ -297,9 +295,7 @@ def _times(factor: float) -> str:
 
 
 def _about(update: RecordedUpdate, scored: list[ScoredRows]) -> bool:
-    """Return whether an update learns from the scored rows themselves, not just from other rows of their
-    prompts.
-    """
+    """Return whether an update learns from the scored rows, not just from other rows of their prompts."""
     axis = update.batch.axis
     if any(step.step != "taken" for step in axis.line):
         return any(axis.took_from(rows.batch.axis) for rows in scored)
@@ -363,9 +359,7 @@ def _direction_by_place(push: Direction) -> dict[tuple[int, ...], float]:
 
 
 def _first(axis: Axis) -> Tensor:
-    """Return bool [rows] that is True in the first group, or in the first two rows if groups have one row
-    each.
-    """
+    """Return a mask [rows] of the first group, or of the first two rows if groups have one row each."""
     grouped = axis.grouped and axis.groups < len(axis)
     return axis.slots == 0 if grouped else torch.arange(len(axis)) < 2
 

@@ -32,7 +32,7 @@ LARGE = 1e9  # number of weights above which a model is too large for a second c
 class WeightsClaims(SamplerClaims):
     """Checks the claims about a run's trainers and samplers."""
 
-    # role that several ranks train → makes its trainer in this process
+    # makes a trainer in this process, for each role trained by several ranks
     alone: Mapping[str, Callable[[], Trainer]] = field(default_factory=dict)
     resizing: frozenset[str] = frozenset()  # roles whose trainers can change the number of tokens per pass
 
@@ -161,9 +161,7 @@ class WeightsClaims(SamplerClaims):
         )
 
     def parameters(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Check that every trained parameter has a nonzero gradient, judging by the optimizer's first
-        moments.
-        """
+        """Check that every trained parameter has a nonzero gradient, using the optimizer's first moments."""
         known = {
             name.removeprefix("exp_avg/"): bool(tensor.any())
             for name, tensor in after.items()
@@ -259,10 +257,9 @@ class WeightsClaims(SamplerClaims):
         )
 
     def order(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Check that the gradient stays the same if groups are in reverse order, so that ranks get other
-        groups.
+        """Check that the gradient stays the same if the order of groups is reversed.
 
-        ``after``: the trainer's state after the update from ``start``.
+        Each rank then gets other groups. ``after``: the trainer's state after the update from ``start``.
         """
         slots = update.batch.axis.slots
         if not any(name.startswith("exp_avg/") for name in after) or int(slots.max()) == 0:
@@ -288,10 +285,10 @@ class WeightsClaims(SamplerClaims):
         )
 
     def ranks(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Check that several ranks compute the same gradient as this process does alone, on its CPU with all
-        rows.
+        """Check that several ranks compute the same gradient together as this process does alone.
 
-        ``after``: the trainer's state after the update from ``start``.
+        This process uses its CPU and all rows. ``after``: the trainer's state after the update from
+        ``start``.
         """
         if update.role not in self.alone:
             return

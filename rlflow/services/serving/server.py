@@ -76,9 +76,7 @@ def application(
 
 
 def _counted(app: Any, registry: Any, prometheus: Any, responses: Any) -> Callable[..., Awaitable[Any]]:
-    """Return middleware that rejects requests without the token, and counts and times requests in
-    ``registry``.
-    """
+    """Return middleware that requires the token, and counts and times requests in ``registry``."""
     requests = prometheus.Counter(
         "rlflow_requests", "Requests, by path and status.", ("path", "status"), registry=registry
     )
