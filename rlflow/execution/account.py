@@ -1,9 +1,9 @@
-"""Row accounting of an iteration: how many rows and tokens were sampled, and the outcome of each row.
+"""Row accounting of an iteration: how many rows and tokens were sampled, and what happened to each row.
 
-All counts of trained and dropped rows come from this account. Each row has exactly one outcome. Truncated,
-clipped or without a score are attributes of a row, not outcomes. The rows of all outcomes add up to the
-sampled rows, the carry-over from earlier iterations, and the rows that stages put in place of sampled rows.
-If a stage masks out tokens of a trained row, these tokens are counted separately, as dropped by that stage.
+Every count of trained or dropped rows comes from this account. Each row has exactly one outcome; being
+truncated, clipped or unscored is an attribute of a row, not an outcome. The outcomes add up to the rows that
+were sampled, carried over from earlier iterations, or put in place of sampled rows by a stage. Tokens that a
+stage masks out of a trained row are counted separately, as dropped by that stage.
 """
 
 from __future__ import annotations
@@ -63,11 +63,10 @@ class Count(NamedTuple):
     def of(
         axis: Axis, lengths: Tensor | None, chosen: Tensor | None = None, elsewhere: Tensor | None = None
     ) -> Count:
-        """Return the number of groups, rows and tokens of an axis.
+        """Count the groups, rows and tokens of an axis.
 
-        ``lengths``: tokens of each row, int64 [rows]. ``chosen``, bool [rows]: the rows to count; None counts
-        all rows. ``elsewhere``, bool [rows]: rows that another count contains; their groups are not counted
-        again.
+        ``lengths``: int64 [rows], tokens per row. ``chosen``: bool [rows], the rows to count; None counts all
+        rows. ``elsewhere``: bool [rows], rows already in another count, whose groups aren't counted again.
         """
         slots = axis.slots
         own = slots if chosen is None else slots[chosen]
@@ -101,10 +100,9 @@ class RowAccount:
         self.placed[source] = self.placed.get(source, Count()).plus(count)
 
     def end(self, source: str, end: End, count: Count) -> None:
-        """Add the outcome ``end`` of rows, or of single tokens.
+        """Record ``count`` rows, or single tokens, as having ended with the outcome ``end``.
 
-        ``source``: the node that sampled the rows, or the stage that gave them as replacements for sampled
-        rows.
+        ``source``: the node that sampled the rows, or the stage that put them in place of sampled rows.
         """
         if count.rows or count.tokens:
             self.ends[source, end] = self.ends.get((source, end), Count()).plus(count)
@@ -121,7 +119,7 @@ class RowAccount:
             self.end(source, end, count)
 
     def left(self, source: str) -> Count:
-        """Return how many rows of ``source`` have no outcome yet. At the end of an iteration, it is zero."""
+        """Return how many rows of ``source`` have no outcome yet. This is zero at the end of an iteration."""
         known = [count for (name, _), count in self.ends.items() if name == source]
         total = Count()
         for counts in (self.sampled, self.opened, self.placed):
@@ -129,9 +127,9 @@ class RowAccount:
         return Count(*(whole - sum(count[i] for count in known) for i, whole in enumerate(total)))
 
     def of(self, fate: RowOutcome, node: str = "") -> Count:
-        """Return the number of rows with the outcome ``fate`` that the node ``node`` decided.
+        """Return how many rows ended with the outcome ``fate``, decided by ``node``.
 
-        If ``node`` is empty, rows are counted for all nodes.
+        If ``node`` is empty, count the rows of all nodes.
         """
         total = Count()
         for (_, end), count in self.ends.items():
@@ -141,9 +139,9 @@ class RowAccount:
 
     @property
     def closes(self) -> bool:
-        """Whether every row and token has exactly one outcome.
+        """True if every row and token has exactly one outcome.
 
-        Groups are not compared, because rows of one group may have different outcomes.
+        Groups aren't compared, because the rows of a group can have different outcomes.
         """
         return not any(
             self.left(source)[1:] != (0, 0) for source in {*self.sampled, *self.opened, *self.placed}
@@ -164,7 +162,9 @@ class RowAccount:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> RowAccount:
-        """Return the account that ``as_json`` returned as ``values``. Raises ValueError for other values."""
+        """Rebuild an account from the values that ``as_json`` returned. Raises ValueError for any other
+        values.
+        """
         try:
             account = RowAccount(
                 *(

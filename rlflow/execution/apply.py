@@ -37,11 +37,12 @@ LESS_MEMORY = (
 def apply_stage(
     stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
 ) -> tuple[Batch, dict[Label, PartialMetric]]:
-    """Run a stage on a batch. Return the columns that it gives, under their declared names, and its metrics.
+    """Run a stage on a batch and return its output columns, under their declared names, and its metrics.
 
-    ``batch`` has the columns that the stage reads; optional columns may be missing. ``seed``: the seed of the
-    call, for stages that draw random numbers. ``trainer``: the trainer of the stage's role, if it has one.
-    Raises ValueError, with found and expected values, if a result does not match the stage's declaration.
+    ``batch``: the columns that the stage reads, except that optional ones may be missing. ``seed``: the seed
+    of this call, for stages that draw random numbers. ``trainer``: the trainer of the stage's role, if it has
+    one. Raises ValueError, stating what was expected and what was found, if a result doesn't match the
+    stage's declaration.
     """
     if stage.dispatch.split is None or stage.dispatch.merge is None:
         return apply_piece(stage, batch, settings, seed, trainer)
@@ -69,7 +70,7 @@ def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
 def apply_piece(
     stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
 ) -> tuple[Batch, dict[Label, PartialMetric]]:
-    """Call the stage's function once with all rows of a batch. Return its columns and metrics."""
+    """Call the stage's function once, with all rows of a batch. Return its columns and metrics."""
     columns = [(batch[name] if name in batch else None) for name in stage.signature.column_names]  # noqa: SIM401
     settings = dict(settings)
     if stage.draws:
@@ -96,9 +97,9 @@ def apply_piece(
 
 
 def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
-    """Return a generator for a stage that gets all rows, or a tuple with one generator per row.
+    """Return a single generator if the stage gets all rows, or a tuple with one generator per row.
 
-    There is one per row if the rows may be on several ranks.
+    Rows that may be spread over several ranks get a generator each.
     """
     if stage.dispatch == DP_COMPUTE:
         return tuple(generator(s) for s in row_seeds(seed, batch.axis.keys))
@@ -118,12 +119,10 @@ def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def as_column(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bool = False) -> Data:
-    """Convert a value that a stage returned to a column.
+    """Convert a value returned by a stage to a column.
 
-    Raises ValueError if its shape, dtype or text is wrong.
-
-    ``kind``: the declared kind; None infers it from the value. ``every_rank``: whether the stage runs on
-    every rank.
+    ``kind``: the declared kind, or None to infer it from the value. ``every_rank``: True if the stage runs on
+    every rank. Raises ValueError if the shape, dtype or text is wrong.
     """
     if value is None:
         raise ValueError(f"column '{name}': found None, expected {kind or 'a tensor'}")
@@ -160,9 +159,9 @@ def _kind_of(level: Level, dtype: torch.dtype) -> Kind:
 
 
 def token_lengths(batch: Batch, level: Level = Level.TOKEN) -> Tensor | None:
-    """Return the row lengths of a batch's token columns (or prompt columns, by ``level``), int64 [rows].
+    """Return the row lengths of a batch's token columns, or of its prompt columns if ``level`` says so.
 
-    Returns None if the batch has no such column.
+    The lengths are int64 [rows], or None if the batch has no such column.
     """
     return next((data.lengths for data in batch.data.values() if data.kind.level is level), None)
 
@@ -204,7 +203,7 @@ def _text(name: str, kind: Kind, value: Any, rows: int) -> Data:
 
 
 def _string(name: str, row: int, item: Any) -> str:
-    """Return a string unchanged, or messages packed into one string. Raises ValueError for anything else."""
+    """Return a string unchanged, and pack messages into a string. Raises ValueError for anything else."""
     if isinstance(item, str):
         return item
     if is_messages(item):
@@ -218,9 +217,9 @@ def _string(name: str, row: int, item: Any) -> str:
 
 
 def _converted(name: str, kind: Kind, tensor: Tensor) -> Tensor:
-    """Convert a tensor to the standard dtype of its family. float64 stays, because the author chose it.
+    """Convert a tensor to the standard dtype of its family. float64 is kept, because the author chose it.
 
-    Raises ValueError if the dtype family of the tensor differs from the dtype family of the column.
+    Raises ValueError if the tensor's dtype family isn't that of the column.
     """
     actual = _kind_of(kind.level, tensor.dtype)
     if kind.family is not None and actual.family != kind.family:
@@ -237,18 +236,18 @@ def _equal_in_groups(tensor: Tensor, axis: Axis) -> bool:
 
 
 def metric(name: str, value: Any, batch: Batch) -> PartialMetric:
-    """Return a stage's metric: the mean of its values, or the maximum if ``name`` ends in ``_max``.
+    """Reduce the values of a stage's metric to their mean, or their maximum if ``name`` ends in ``_max``.
 
-    NaNs are skipped. For values per token, only tokens under the mask count.
+    NaNs are skipped. Of values per token, only those under the mask count.
     """
     tensor = torch.as_tensor(value).detach().cpu().double()
     return PartialMetric.of(tensor[_counted(name, tensor, batch)], as_kind(name))
 
 
 def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
-    """Return which entries of a metric's values count, as bool.
+    """Return a bool mask of the values that count toward a metric.
 
-    For values per token, these are the tokens under the mask; if the batch has no mask, all tokens.
+    Of values per token, these are the ones under the batch's mask, or all of them if it has no mask.
     """
     lengths = token_lengths(batch)
     if value.ndim < 2 or lengths is None:
@@ -268,11 +267,10 @@ def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
 
 @contextlib.contextmanager
 def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None) -> Iterator[None]:
-    """Return a context that converts an exception of a stage to a StageError.
+    """Return a context manager that turns an exception raised by a stage into a StageError.
 
-    The StageError names the stage, the iteration, the number of rows and the shapes; its cause is the
-    exception. SystemExit and similar exceptions are converted too, but not KeyboardInterrupt in the main
-    thread.
+    The StageError gives the stage, the iteration, the number of rows and the shapes, and has the exception as
+    its cause. SystemExit and the like are converted too, but KeyboardInterrupt in the main thread isn't.
     """
     try:
         yield
@@ -297,7 +295,7 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
 
 
 def with_remedy(message: str) -> str:
-    """Return the message of an error. If a model ran out of memory, a remedy is added."""
+    """Return an error message, with advice added if a model ran out of memory."""
     return f"{message}\n  {LESS_MEMORY}" if any(text in message for text in NO_MEMORY) else message
 
 

@@ -1,6 +1,6 @@
 """Computed settings: settings of a call whose value is a column.
 
-The numbers are checked against the setting's range.
+The numbers are checked against the setting's allowed range.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from rlflow.training.protocols import Sampling
 def with_numbers(
     settings: Mapping[str, Any], batch: Batch, signature: Signature | None
 ) -> tuple[Mapping[str, Any], Batch]:
-    """Return the settings with numbers in place of setting columns, and the batch without these columns.
+    """Replace the settings that are columns with numbers, and remove these columns from the batch.
 
-    ``signature``: the signature of the stage or loss; None for `generate`. Raises ValueError for a number out
-    of range.
+    Returns the settings and the batch. ``signature``: the signature of the stage or loss, or None for
+    `generate`. Raises ValueError if a number is out of range.
     """
     columns = [name for name in batch.data if name.startswith(SETTING)]
     if not columns:
@@ -49,10 +49,10 @@ def sampling_of(options: GenerateOptions, numbers: Mapping[str, float] = Mapping
 
 
 def check_range(name: str, number: float, signature: Signature | None) -> None:
-    """Check a computed number against the range of its setting. Raises ValueError if it is out of range.
+    """Raise ValueError if a computed number is outside the range of its setting.
 
-    If ``signature`` is None, the setting is one of `generate`. Otherwise, the annotation of the setting in
-    the stage or loss defines the range; without an annotation, the number must be finite.
+    If ``signature`` is None, the setting belongs to `generate`. Otherwise the setting's annotation in the
+    stage or loss gives the range; without an annotation, any finite number is allowed.
     """
     if signature is None:
         expected = "" if methods.GENERATE[name].test(number) else methods.GENERATE[name].expected
@@ -63,7 +63,7 @@ def check_range(name: str, number: float, signature: Signature | None) -> None:
 
 
 def _unfit(type_: Any, number: float) -> str:
-    """Return the allowed range as text if the number is out of range, otherwise an empty string."""
+    """Return the allowed range as text if the number is outside it, or an empty string."""
     if not math.isfinite(number):
         return "a finite number"
     try:
@@ -74,9 +74,9 @@ def _unfit(type_: Any, number: float) -> str:
 
 
 def as_numbers(settings: Mapping[str, Any], takes: Any, signature: Signature | None) -> dict[str, Any]:
-    """Return the settings of an eager call with 0-d tensors converted to numbers.
+    """Convert the 0-d tensors among the settings of an eager call to numbers.
 
-    Only settings for which ``takes(name)`` is True are converted. Raises ValueError for a number out of
+    Only settings for which ``takes(name)`` is True are converted. Raises ValueError if a number is out of
     range.
     """
     numbers = {

@@ -36,7 +36,7 @@ from rlflow.training.threads import alone
 
 
 class OutsideFlow:
-    """The scope outside any flow. Stages run immediately, without random numbers, roles or state."""
+    """The scope outside any flow: stages run immediately, without random numbers, roles or state."""
 
     def number(self, name: str) -> None:
         """Return None, because there are no state scalars outside a flow."""
@@ -44,9 +44,9 @@ class OutsideFlow:
     def stage(
         self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]
     ) -> Batch:
-        """Run a stage outside a flow, in this process, and return the columns that it gives.
+        """Run a stage outside a flow, in this process, and return its output columns.
 
-        Raises FlowError for a stage that runs with the trainer of a role.
+        Raises FlowError if the stage needs the trainer of a role.
         """
         if stage.on is not None:
             raise FlowError(
@@ -66,7 +66,7 @@ class OutsideFlow:
         return renamed(f"stage '{stage.name}'", result, gives)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
-        """Refuse `repeat` outside a flow. Raises FlowError."""
+        """Raise FlowError, because `repeat` can't be used outside a flow."""
         raise FlowError(
             Problem(
                 "repeat-outside",
@@ -79,7 +79,7 @@ class OutsideFlow:
         )
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Any:
-        """Refuse `ask` outside a flow. Raises FlowError."""
+        """Raise FlowError, because `ask` can't be used outside a flow."""
         raise FlowError(
             Problem(
                 "ask-outside",
@@ -92,7 +92,7 @@ class OutsideFlow:
         )
 
     def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
-        """Return the rows that ``options`` select by the values of ``column``."""
+        """Return the rows selected by the values of ``column``, as ``options`` says."""
         rows = real("choose", batch)
         return rows.rows(chosen_rows(rows[column], rows.axis, options))
 
@@ -106,8 +106,8 @@ def prepared(
 ) -> tuple[Batch, dict[str, Any]]:
     """Return the columns that a stage reads, and its settings with defaults filled in.
 
-    ``state``: columns of the flow's state. If a column or setting is missing, raises the FlowError that
-    tracing would raise.
+    ``state``: the columns of the flow's state. Raises the same FlowError as tracing if a column or setting is
+    missing.
     """
     what, place = f"stage '{stage.name}'", call_place()
     batch = real(what, batch)
@@ -125,7 +125,7 @@ def _reading(column: str, kind: Kind) -> Signature:
 
 
 def real(what: str, batch: Any) -> Batch:
-    """Return the batch unchanged. Raises FlowError if it is symbolic or not a batch."""
+    """Return the batch unchanged. Raises FlowError if it's symbolic or not a batch."""
     if not isinstance(batch, Batch):
         raise FlowError(
             rules.leaked(call_place()) if symbolic(batch) else rules.not_a_batch(what, batch, call_place())
@@ -136,9 +136,10 @@ def real(what: str, batch: Any) -> Batch:
 def check_columns(
     what: str, signature: Signature, batch: Batch, place: Place | None, definition: Place | None
 ) -> None:
-    """Check that a batch has all columns read by a function, with the right kinds. Raises the same FlowError
-    as tracing. ``what``, ``place`` and ``definition`` are the name of the call, its line, and the line of the
-    function, for the message.
+    """Check that a batch has every column that a function reads, with the right kind.
+
+    Raises the same FlowError as tracing. ``what``, ``place`` and ``definition`` are for its message: the name
+    of the call, its line, and the line of the function.
     """
     problems = []
     for parameter in signature.columns:
@@ -156,9 +157,9 @@ def check_columns(
 def checked(
     what: str, signature: Signature, settings: Mapping[str, Any], skip: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Return settings with defaults filled in. Raises FlowError for unknown or missing settings.
+    """Return the settings with defaults filled in. Raises FlowError for unknown or missing settings.
 
-    ``skip``: parameters of the function that are not settings.
+    ``skip``: parameters of the function that aren't settings.
     """
     known = {name: default for name, default in signature.settings.items() if name not in skip}
     place = call_place()
@@ -180,9 +181,9 @@ def checked(
 def computed_settings(
     what: str, settings: Mapping[str, Any], takes: Callable[[str], bool], signature: Signature | None
 ) -> dict[str, Any]:
-    """Return the settings with scalar columns converted to numbers.
+    """Convert the scalar columns among the settings to numbers.
 
-    Only settings for which ``takes(name)`` is True may be columns. Raises FlowError for a number out of
+    Only settings for which ``takes(name)`` is True may be columns. Raises FlowError if a number is out of
     range.
     """
     try:
@@ -201,7 +202,7 @@ def computed_settings(
 
 
 def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
-    """Return the batch with its columns renamed to ``gives``, in order. None keeps the names.
+    """Rename the columns of a batch to ``gives``, in order. None keeps the names.
 
     Raises FlowError if the number of names differs from the number of columns.
     """
@@ -227,7 +228,7 @@ def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
 class Session:
     """The scope of an eager iteration, which runs the calls of a flow.
 
-    It numbers the calls in the same way as tracing, so random draws are equal.
+    Calls are numbered as in tracing, so both draw the same random numbers.
     """
 
     engine: Engine
@@ -238,15 +239,15 @@ class Session:
     _tallies: dict[Figure, PartialMetric] = field(default_factory=dict)
 
     def next_call(self, name: str) -> tuple[int, str]:
-        """Count a call of ``name``. Return its number in program order, and the name of its node."""
+        """Count a call of ``name``. Return its number in program order and the name of its node."""
         count = self._names[name] = self._names.get(name, 0) + 1
         self.calls += 1
         return self.calls - 1, name if count == 1 else f"{name}#{count}"
 
     def number(self, name: str) -> Tensor | None:
-        """Return the value of a state scalar, or of ``iteration`` or ``progress``, as in compiled flows.
+        """Return the value of a state scalar, of ``iteration`` or of ``progress``, as a compiled flow would.
 
-        Returns None for other names.
+        Returns None for any other name.
         """
         if name not in self.engine.state and name not in CLOCK:
             return None
@@ -258,14 +259,14 @@ class Session:
     def log(self, node: str, metrics: PartialMetrics, of: Of = Of.NODE, role: str = "") -> None:
         """Store the metrics of a node.
 
-        ``of``: what kind of node it is. ``role``: the role that the node calls.
+        ``of``: what kind of node it is. ``role``: the role that the node calls, if any.
         """
         self.metrics |= accumulated(self._tallies, figures(metrics, of, node, role))
 
     def stage(
         self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]
     ) -> Batch:
-        """Run a stage on a batch and return the columns that it gives."""
+        """Run a stage on a batch and return its output columns."""
         call, node = self.next_call(stage.name)
         inputs, settings = prepared(
             stage, batch, self.engine.state_batch(real(stage.name, batch)).data, settings
@@ -285,7 +286,7 @@ class Session:
     def ask(self, batch: Any, column: str, way: AskWay) -> Batch:
         """Return a follow-up prompt for each row.
 
-        The prompts are encoded only when a role samples from them, because each role has its own tokenizer.
+        The prompts aren't encoded until a role samples from them, because each role has its own tokenizer.
         """
         place, batch = call_place(), real("ask", batch)
         _, node = self.next_call("ask")
@@ -311,7 +312,7 @@ class Session:
         )
 
     def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
-        """Return the rows that ``options`` select by the values of ``column``.
+        """Return the rows selected by the values of ``column``, as ``options`` says.
 
         Raises SkipIteration if no row is left, except inside a `repeat`.
         """
@@ -331,7 +332,7 @@ class Session:
         return joined_rows(parts)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Batch:
-        """Call ``body`` with new prompts until enough groups are kept. Return the kept groups."""
+        """Call ``body`` with new prompts until it has kept enough groups, and return these groups."""
         place, name = call_place(), getattr(body, "__name__", "body")
         bound = methods.bind("repeat", methods.REPEAT, {"groups": groups, "tries": tries}, place)
         prompts = real("repeat", prompts)
@@ -363,9 +364,9 @@ class Role:
     """A role in an eager flow, with methods such as `generate` and `update`. Each call runs immediately."""
 
     def __init__(self, name: str, engine: Engine, weight: float = 1.0) -> None:
-        """Make the role ``name``.
+        """Create the role ``name``.
 
-        ``weight``: the weight of this reward from ``--reward X:WEIGHT``, for one of ``*rewards``.
+        ``weight``: the weight given by ``--reward X:WEIGHT``, if the role is one of ``*rewards``.
         """
         self._name = name
         self._engine = engine
@@ -429,7 +430,7 @@ class Role:
     def update(self, batch: Batch, loss: Loss | Sequence[Loss], **settings: Any) -> None:
         """Train the role on the rows of ``batch``.
 
-        If there are several losses, each optimizer step uses their weighted sum.
+        With several losses, each optimizer step minimizes their weighted sum.
         """
         session, call, node = self._call("update")
         if wrong := rules.no_losses(loss):
@@ -457,24 +458,23 @@ class Role:
 
 
 def update_reads(loss: Loss) -> tuple[str, ...]:
-    """Return the names of the columns that an update reads, for the model and for the loss."""
+    """Return the names of the columns that an update reads: the model's and the loss's."""
     return tuple(
         dict.fromkeys((*methods.MODEL_READS, "mask", "temperature", "group", *loss.signature.column_names))
     )
 
 
 class Eager:
-    """Runs flows and stages that user code calls like functions.
-
-    Implements `rlflow.author.scope.Interpreter`.
+    """Runs flows and stages that user code calls like functions. Implements
+    `rlflow.author.scope.Interpreter`.
     """
 
     def call(self, flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Run one eager iteration of ``flow``. Inside another flow, run only the calls of ``flow``.
+        """Run one eager iteration of ``flow`` and count it, or only make its calls if another flow is
+        running.
 
-        After an iteration, the iteration counter increases by 1. If there was nothing to train on, the result
-        is None, and the counter increases too. If the flow raises an exception, the state is as before the
-        call.
+        Returns None if there was nothing to train on; the iteration is counted all the same. If the flow
+        raises an exception, the state is rolled back to what it was before the call.
         """
         if scope._current.get() is not None:
             return flow.function(prompts, *roles, **named)

@@ -1,6 +1,6 @@
 """The engine: the models, rewards and random seeds of a run, with a method for each kind of call.
 
-Eager flows and compiled plans call the same engine, so their results are equal.
+Eager flows and compiled plans call the same engine, so they produce the same results.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ Metrics = dict[Figure, float]
 
 
 class Scorer(Protocol):
-    """The object that computes the scores of a reward role.
+    """Computes the scores of a reward role.
 
-    It calls functions or models, or takes the score that an environment gave.
+    It calls functions or models, or takes the score that an environment returned.
     """
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
         """Return the scores of the rows, and metrics.
 
-        The scores are [rows], float32, or float64 in a float64 run. A missing score is NaN.
+        Scores are float32 [rows], or float64 in a float64 run. A missing score is NaN.
         """
 
 
 @dataclass(frozen=True)
 class CallOptions:
-    """Options of one call that do not change its result."""
+    """Options of a call that don't affect its result."""
 
     pool: str | None = None  # pool that the plan chose for the call, if it uses no model
     seconds: float = 1800.0  # deadline of the call
@@ -68,7 +68,7 @@ HERE = CallOptions()
 
 @dataclass(frozen=True)
 class Chunks:
-    """Into how many chunks sampled rows are divided, and which columns each chunk needs."""
+    """How many chunks to split sampled rows into, and which columns each chunk needs."""
 
     count: int
     names: tuple[str, ...]  # columns that readers of a chunk need
@@ -104,8 +104,8 @@ class Engine:
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
         """Return an engine for the calls of another iteration.
 
-        It uses the seeds of ``iteration``, and keeps its columns until this iteration ends. ``weights``: role
-        → weights to sample with; other roles sample with the newest weights.
+        It uses the seeds of ``iteration``, and keeps its columns until that iteration ends. ``weights``: for
+        each role, the weights to sample with; roles that aren't listed use their newest weights.
         """
         later = copy.copy(self)
         later.iteration, later.weights = iteration, weights or {}
@@ -114,7 +114,7 @@ class Engine:
     def evaluating(self) -> Self:
         """Return an engine for an evaluation.
 
-        Its seeds are equal in every evaluation, and differ from the seeds of training.
+        Its seeds are the same in every evaluation, and differ from those of training.
         """
         other = copy.copy(self)
         other.seed, other.drawn = derived(self.seed, "evaluation"), 0
@@ -127,24 +127,23 @@ class Engine:
     def generate(
         self, role: str, prompts: Batch, sampling: Sampling, call: int, call_options: CallOptions = HERE
     ) -> Batch:
-        """Sample ``sampling.samples`` rows for each prompt. Return the rows with the columns of `generate`.
+        """Sample ``sampling.samples`` rows for each prompt, and return them with the columns of `generate`.
 
-        The rows of a prompt are adjacent. ``call``: the number of the call in the iteration, from which the
-        seed is derived.
+        Rows of the same prompt are adjacent. ``call``: the number of the call in the iteration, which
+        determines the seed.
         """
         return self.sample(role, prompts, sampling, self.seed_of(call), call_options)
 
     def sample(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions = HERE
     ) -> Batch:
-        """Sample ``sampling.samples`` rows for each prompt with the newest weights.
-
-        If the seeds of two calls are equal, their rows are equal.
+        """Sample ``sampling.samples`` rows for each prompt with the newest weights. Equal seeds give equal
+        rows.
         """
         raise NotImplementedError
 
     def sampled_columns(self, role: str) -> tuple[str, ...]:
-        """Return the names of the columns that a role's sampled rows have."""
+        """Return the names of the columns of rows sampled by a role."""
         return (
             *methods.GENERATE_GIVES,
             "group",
@@ -152,7 +151,7 @@ class Engine:
         )
 
     def to_sample(self, role: str, prompts: Batch) -> Batch:
-        """Return the prompts with only the columns that sampling from the role reads."""
+        """Return the prompts with only the columns that the role needs for sampling."""
         own = (
             episodes.read_columns(prompts.data, self.environments[role]) if role in self.environments else ()
         )
@@ -167,9 +166,10 @@ class Engine:
         into: Chunks,
         call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample like ``generate``, but yield chunks of rows as soon as they are sampled.
+        """Sample like ``generate``, but yield the rows in chunks as soon as they are sampled.
 
-        The last batch that is yielded contains all rows. ``into``: the number of chunks, and their columns.
+        After the chunks, one last batch with all rows is yielded. ``into``: how many chunks, and their
+        columns.
         """
         yield from self.sample_chunks(role, prompts, sampling, self.seed_of(call), into, call_options)
 
@@ -182,15 +182,15 @@ class Engine:
         into: Chunks,
         call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample rows and yield them in chunks, as ``chunks`` does, from the given seed.
+        """Sample from the given seed and yield the rows in chunks, as ``chunks`` does.
 
-        If the seeds of two calls are equal, their rows are equal. The axis of each chunk is a selection from
-        the axis of all rows. The last batch that is yielded contains all rows.
+        Equal seeds give equal rows. The axis of each chunk is a selection from the axis of all rows. After
+        the chunks, one last batch with all rows is yielded.
         """
         raise NotImplementedError
 
     def in_order(self, pieces: Sequence[Batch]) -> Batch:
-        """Join batches that are selections from one axis, in the order of this axis.
+        """Join batches that are selections from one axis, and put their rows in the order of that axis.
 
         Raises ValueError if a row of the axis is missing or appears twice.
         """
@@ -206,14 +206,14 @@ class Engine:
     def forward(
         self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
     ) -> Batch:
-        """Run a forward pass of the role's trainer over the rows. Return the columns ``want``.
+        """Run a forward pass of the role's trainer over the rows, and return the columns ``want``.
 
-        ``want``: quantities such as ``logprobs``.
+        ``want``: the quantities to compute, such as ``logprobs``.
         """
         raise NotImplementedError
 
     def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
-        """Return the column ``logprobs`` of the rows' tokens, computed by the role's generator.
+        """Return the column ``logprobs``, computed by the role's generator for the tokens of the rows.
 
         The generator first gets the trainer's newest weights.
         """
@@ -222,9 +222,10 @@ class Engine:
     def reward(
         self, role: str, batch: Batch, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Score the rows. Return the column ``scores``, and metrics with the number of missing scores.
+        """Score the rows. Return the column ``scores``, and metrics that include the number of missing
+        scores.
 
-        If the episode of a row failed, the reward does not get the row, and its score is missing.
+        Rows whose episode failed aren't passed to the reward, and get no score.
         """
         raise NotImplementedError
 
@@ -238,7 +239,7 @@ class Engine:
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Train the role on the rows. Do nothing if the update is not due in this iteration.
+        """Train the role on the rows, unless no update is due in this iteration.
 
         ``settings``: the settings of the loss. ``call``: the number of the call in the iteration. Returns
         metrics, and for each row whether the update learned from it.
@@ -258,7 +259,7 @@ class Engine:
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Run an update that is due. Parameters and results are those of ``update``."""
+        """Run an update that is due. Takes and returns the same as ``update``."""
         raise NotImplementedError
 
     def stage(
@@ -269,32 +270,31 @@ class Engine:
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[Batch, PartialMetrics]:
-        """Run a stage on the rows. Return the columns that it gives, and its partial metrics."""
+        """Run a stage on the rows. Return its output columns and its partial metrics."""
         raise NotImplementedError
 
     def may_change(self, stage: Stage) -> None:
-        """Increase the version of the weights of a stage's role, if the stage may change them.
+        """Increase the weight version of a stage's role if the stage may change the weights.
 
-        A stage with side effects may change them. The generator then gets the weights again before it
-        samples.
+        Any stage with side effects may. The generator then gets the weights again before it next samples.
         """
         if stage.on and not stage.pure:
             self.models[stage.on].version += 1
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """Place a batch of this process on a pool. In one process, return the batch unchanged."""
+        """Move a batch from this process to a pool. With a single process, return it unchanged."""
         return batch
 
     def near(self, batch: Batch, call_options: CallOptions = HERE) -> str | None:
-        """Return the pool that stores most of the rows; None in one process."""
+        """Return the pool that stores most of the rows, or None with a single process."""
         return None
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
-        """Return the batch, which is then stored until the iteration of this engine ends."""
+        """Keep a batch stored until this engine's iteration ends, and return it."""
         return batch
 
     def frozen(self, role: str) -> Any:
-        """Return the role's current weights in a form with which a later call can sample."""
+        """Return the role's current weights in a form that a later call can sample with."""
         raise NotImplementedError("one process samples with the newest weights")
 
     def packed(self, batch: Batch) -> bytes:
@@ -302,61 +302,63 @@ class Engine:
         raise NotImplementedError("one process samples nothing ahead")
 
     def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
-        """Return the batch that ``packed`` returned as ``payload``, placed on a pool.
+        """Restore a batch from the bytes that ``packed`` returned, and place it on a pool.
 
-        ``axis``: the row axis of the batch; None makes a new axis.
+        ``axis``: the row axis of the batch, or None to create a new one.
         """
         raise NotImplementedError("one process samples nothing ahead")
 
     def joined(self, batches: list[Batch]) -> Batch:
-        """Return one batch with the rows of all batches, one batch after another."""
+        """Concatenate batches into one."""
         return Batch.concat(batches)
 
     def on_output(self, on_output: Callable[[bytes], object]) -> None:
-        """Register a function that gets the output of reward processes.
+        """Register a function to be called with the output of reward processes.
 
-        In one process, there is no such output.
+        With a single process, there is no such output.
         """
 
     def summarise(self, records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> IterationSummary:
-        """Return the summary of the columns that an iteration recorded.
+        """Summarize the columns that an iteration recorded.
 
-        ``records``: name → batch with this column. ``judged``: which of these columns are scores or depend on
-        scores.
+        ``records``: for each name, a batch with this column. ``judged``: which of these columns are scores or
+        depend on scores.
         """
         return summarise(records, judged)
 
     def fetch(self, batch: Batch) -> Batch:
-        """Return the batch with its values in this process."""
+        """Copy the batch's values into this process and return the batch."""
         return batch
 
     def gather(self, batch: Batch) -> Batch:
-        """Return the batch with its values in this process, however large it is.
+        """Copy the batch's values into this process, however large they are, and return the batch.
 
-        A run records evaluations with this method.
+        Used to record evaluations.
         """
         return batch
 
     def moved(self) -> dict[str, Any]:
-        """Return metrics of weight transfers and of moved model parts since this method was last called."""
+        """Return metrics of the weight transfers and of the model parts moved since the last call of this
+        method.
+        """
         return self.offloads.moved()
 
     def traffic(self) -> dict[str, int]:
-        """Return the bytes that processes sent to each other since this method was last called, by kind.
+        """Return the bytes that processes have sent each other since the last call of this method, by kind.
 
-        The result is empty in one process.
+        Empty with a single process.
         """
         return {}
 
     def ran(self) -> list[RankSpan]:
-        """Return the spans of the calls that ranks of pools ran since this method was last called.
+        """Return the spans of calls that pool ranks have run since the last call of this method.
 
-        The result is empty in one process.
+        Empty with a single process.
         """
         return []
 
     def finished(self) -> None:
-        """End the iteration and free everything that only this iteration uses. Also called after an error."""
+        """End the iteration and free everything that only it uses. Also called after an error."""
 
     def state_batch(self, batch: Batch) -> Batch:
         """Return the flow's state, ``iteration`` and ``progress`` as scalar columns for the batch's rows."""
@@ -378,11 +380,11 @@ class Engine:
     def ask(
         self, batch: Batch, roles: Roles, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Return follow-up prompts, and a metric with the number of prompts that were too long.
+        """Return follow-up prompts, and a metric that counts the prompts dropped for being too long.
 
-        If the batch has the column ``until``, the prompts continue responses from the places that it selects.
-        Otherwise, each row's ``text`` gives one prompt. Prompts that are too long are dropped. The prompts
-        have an axis of their own. ``roles``: the roles that sample from the prompts.
+        If the batch has the column ``until``, the prompts continue responses from the places it selects.
+        Otherwise, each row's ``text`` becomes a prompt. The prompts have an axis of their own. ``roles``: the
+        roles that sample from the prompts.
         """
         rows, cut = self._prompts(batch, roles, call_options)
         lengths = rows.data["prompt_tokens"].row_lengths
@@ -404,20 +406,22 @@ class Engine:
         ].kind.level is Level.TOKEN else None
 
     def encoded(self, batch: Batch, roles: Roles, call_options: CallOptions = HERE) -> Batch:
-        """Return the columns ``prompt`` and ``prompt_tokens`` of follow-up prompts from each row's ``text``.
+        """Make a follow-up prompt of each row's ``text``: the columns ``prompt`` and ``prompt_tokens``.
 
-        If the rows have responses, the text follows the row's prompt and response.
+        If the rows have responses, the text is appended to the row's prompt and response.
         """
         return encoded_prompts(self.asking, batch, roles)
 
     def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
-        """Return prompts that continue responses, and how many response tokens each has, as in ``cut_rows``."""
+        """Return prompts that continue responses, and the number of response tokens in each, as `cut_rows`
+        does.
+        """
         return cut_rows(batch)
 
     def choose(self, batch: Batch, options: ChooseOptions) -> tuple[Batch, PartialMetrics]:
-        """Return the rows that ``options`` select by the column ``by``, without columns, and metrics.
+        """Return the rows that ``options`` selects by the column ``by``, without columns, and metrics.
 
-        The metric ``dropped`` is the number of other rows.
+        The metric ``dropped`` counts the rows that weren't selected.
         """
         by = self.fetch(batch)["by"]
         index = chosen_rows(by, batch.axis, options)
@@ -426,14 +430,14 @@ class Engine:
         }
 
     def concat(self, parts: Sequence[Batch], call_options: CallOptions = HERE) -> Batch:
-        """Return one batch with the rows of all parts, which have the same columns."""
+        """Concatenate batches with the same columns into one."""
         return joined_rows(parts)
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:
-    """Return the rows that a backend returned, unchanged, after checking them.
+    """Check the rows that a backend returned, and return them unchanged.
 
-    Raises ValueError if there are not ``count`` rows, or if one of the columns ``names`` is missing.
+    Raises ValueError if there aren't ``count`` rows, or if one of the columns ``names`` is missing.
     """
     missing = [name for name in names if name not in rows]
     if len(rows) != count or missing:
@@ -443,13 +447,13 @@ def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:
 
 
 def reads(names: tuple[str, ...], batch: Batch) -> Batch:
-    """Return the batch with only its columns among ``names``."""
+    """Return the batch with only those of its columns that are in ``names``."""
     return batch.select(*(name for name in names if name in batch))
 
 
 def model_reads(batch: Batch, *optional: str) -> Batch:
     """Return the batch with only the columns that a model reads.
 
-    These are ``prompt_tokens``, ``tokens``, and the columns ``optional`` if the batch has them.
+    These are ``prompt_tokens``, ``tokens``, and any of the columns ``optional`` that the batch has.
     """
     return batch.select(*methods.MODEL_READS, *(name for name in optional if name in batch))

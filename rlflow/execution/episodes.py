@@ -1,10 +1,10 @@
 """Episodes: rows that are sampled turn by turn, with answers from an environment between the turns.
 
 All rows take a turn together: the generator continues each row, and then the environments answer in parallel.
-Sampled tokens are never encoded again. Environment messages are encoded separately and masked out. A turn may
-sample as many tokens as are left of ``max_tokens``. Each turn has a seed that is derived from the row's seed.
-Turn 0 uses the row's seed itself, so a row without environment messages equals a row that was sampled without
-an environment, bit for bit.
+Sampled tokens are never re-encoded. Environment messages are encoded separately and masked out. Each turn may
+use up whatever is left of ``max_tokens``, and has its own seed, derived from the row's. Turn 0 uses the row's
+seed itself, so a row without environment messages is the same, bit for bit, as one sampled without an
+environment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EnvironmentText = str | list[Message]
 
 @dataclass(frozen=True)
 class Speech:
-    """The functions that encode environment messages and decode sampled tokens, for the model of one role."""
+    """Encodes environment messages and decodes sampled tokens for the model of one role."""
 
     # token ids of strings after sampled ids
     speak: Callable[[Sequence[EnvironmentText], Sequence[Sequence[int]]], list[list[int]]]
@@ -89,7 +89,7 @@ class _Row:
         return torch.cat([self.prompt, *(piece.tokens for piece in self.pieces)])
 
     def fail(self, failure: Failure) -> None:
-        """End the episode without a score, because of ``failure``."""
+        """End the episode with ``failure`` and without a score."""
         self.failure, self.finish = failure, "failed"
 
 
@@ -97,7 +97,7 @@ class _Row:
 class Episodes:
     """Samples the rows of one `generate` call in an environment.
 
-    ``sampling.max_tokens`` limits the number of all tokens of a row, including environment messages.
+    ``sampling.max_tokens`` limits the total number of tokens in a row, including environment messages.
     """
 
     generate: Generate
@@ -106,10 +106,10 @@ class Episodes:
     speech: Speech
 
     def sampled(self, prompts: Batch, seeds: Sequence[int], seed: int) -> Batch:
-        """Sample all rows. Return the columns of `generate`, and the columns EPISODE_GIVES.
+        """Sample all rows. Return the columns of `generate`, plus the columns EPISODE_GIVES.
 
-        The ``samples`` rows of a prompt are adjacent. ``seeds``: one for each row. ``seed``: the seed of the
-        call, from which the environment's seed for each prompt is derived.
+        Rows of the same prompt are adjacent. ``seeds``: one per row. ``seed``: the seed of the call, from
+        which each prompt's environment seed is derived.
         """
         axis = prompts.axis.repeat(self.sampling.samples)
         rows = self._opened(prompts, axis, seed)
@@ -134,10 +134,7 @@ class Episodes:
         )
 
     def _opened(self, prompts: Batch, axis: Axis, seed: int) -> list[_Row]:
-        """Start an episode for each row and return the rows.
-
-        All episodes of a prompt have the same environment seed.
-        """
+        """Start an episode for each row, with the same environment seed for all episodes of a prompt."""
         own = row_seeds(derived(seed, "environment"), prompts.axis.keys)
         values = _row_values(prompts, self.pool)
         copies = self.sampling.samples
@@ -166,7 +163,7 @@ class Episodes:
     ) -> Batch:
         """Sample one turn of the rows at ``places``.
 
-        Each row continues from its own tokens, with as many tokens as its limit still allows.
+        Each row continues from its own tokens, up to its own limit.
         """
         # all models of the run can process this many tokens
         most = max(len(row.prompt) for row in rows) + self.sampling.max_tokens
@@ -246,7 +243,7 @@ class Episodes:
     def _run_tools(self, rows: Sequence[_Row]) -> list[Answer]:
         """Run the tools that the rows called in the last turn, and return the answers.
 
-        If a call is invalid, its answer describes the error, so that the model can call again. A turn without
+        The answer to an invalid call describes the error, so that the model can try again. A turn without
         calls ends the episode.
         """
         calls = self.speech.calls([row.pieces[-1].tokens.tolist() for row in rows])
@@ -269,7 +266,7 @@ class Episodes:
         ]
 
     def _fault(self, call: ToolCall) -> str:
-        """Return why a tool call cannot be run; an empty string if it can."""
+        """Return why a tool call can't be run, or an empty string if it can."""
         tool = next((tool for tool in self.pool.spec.tools if tool.name == call.name), None)
         if call.problem or tool is None:
             return (
@@ -302,7 +299,7 @@ class Episodes:
     def _continue_rows(
         self, rows: Sequence[_Row], answers: Sequence[Answer], stopped: Sequence[bool], turn: int
     ) -> None:
-        """Decide which rows continue after the answers, and append the environment messages to these rows."""
+        """Decide which rows continue after the answers, and append the environment messages to those rows."""
         speaking, texts = [], []
         for row, answer, ended in zip(rows, answers, stopped, strict=True):
             if isinstance(answer, Failure):
@@ -331,7 +328,7 @@ class Episodes:
     ) -> None:
         """Append the environment messages to the rows as masked-out tokens.
 
-        If a message would leave no token to sample, the row ends without the message.
+        If a message wouldn't leave room for another sampled token, the row ends without it.
         """
         if not rows:
             return
@@ -351,9 +348,9 @@ class Episodes:
     def _ids(
         self, texts: Sequence[EnvironmentText], sampled: Sequence[Sequence[int]]
     ) -> list[tuple[list[int], bool]]:
-        """Return the token ids of each environment message, and whether it was cut to ``bounds.says``.
+        """Return the token ids of each environment message, and whether it was cut to ``bounds.says`` tokens.
 
-        A string is cut at its end. Of several messages, the last one is shortened.
+        A string is cut at its end. If there are several messages, the last one is shortened.
         """
         most = self.pool.spec.bounds.says
         heads = [cut_to(text, most * CHARACTERS) for text in texts]
@@ -375,13 +372,13 @@ class Episodes:
         return list(zip(ids, long, strict=True))
 
     def _shortened(self, messages: list[Message], tokens: int) -> list[Message]:
-        """Return the messages with the last message shortened by ``tokens`` tokens."""
+        """Shorten the last of the messages by ``tokens`` tokens, and return them all."""
         content = self.speech.encode(messages[-1].get("content") or "")
         (text,) = self.speech.decode([content[: max(len(content) - tokens, 0)]])
         return [*messages[:-1], {**messages[-1], "content": text}]
 
     def _scored(self, rows: Sequence[_Row]) -> None:
-        """End the episodes, and store the scores that the environments return."""
+        """End the episodes and store the scores returned by the environments."""
         ended = [row for row in rows if row.failure is None]
         for row, answer in zip(ended, self.pool.end([row.episode for row in ended]), strict=True):
             if isinstance(answer, Failure):
@@ -394,7 +391,7 @@ class Episodes:
     def _completions(self, rows: Sequence[_Row], first: Sequence[str]) -> list[str]:
         """Return the text of each row, including environment messages.
 
-        The text of a row with a single turn is the generator's own text, from ``first``.
+        For a row with a single turn, this is the generator's own text, taken from ``first``.
         """
         several = [place for place, row in enumerate(rows) if len(row.pieces) > 1]
         texts = dict(
@@ -453,7 +450,7 @@ class Episodes:
 def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
     """For each prompt, return the values that the environment's ``reset`` reads, by column name.
 
-    Fields from the data are JSON strings.
+    Fields that come from the data are JSON strings.
     """
     columns = {name: prompts[name] for name in read_columns(prompts.data, pool)}
     plain = {
@@ -464,7 +461,7 @@ def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
 
 
 def _changes(answer: Mapping[str, Any]) -> dict[str, float]:
-    """Return the counts of changes that were made to an answer before the model reads it, by name."""
+    """Return, by name, how many changes of each kind were made to an answer before the model reads it."""
     return {name: answer[name] for name in CHANGES if name in answer}
 
 
@@ -479,7 +476,7 @@ def _score(row: _Row) -> float:
 
 
 def _transcript(row: _Row) -> str:
-    """Return the episode as JSON: all messages of each turn."""
+    """Return the messages of all turns of an episode, as JSON."""
     failed = {"failed": f"{row.failure.cause}: {row.failure.reason}"} if row.failure else {}
     return json.dumps(
         {**({"reset": row.opening} if row.opening else {}), "turns": row.turns, **failed}, ensure_ascii=False

@@ -1,4 +1,4 @@
-"""The executor of a plan: runs nodes in queues, and stores columns until no node will read them any more."""
+"""The executor of a plan: runs nodes in queues, and stores each column until no node needs it any more."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from rlflow.processes.watchdog.process_tag import here_alone
 
 
 class Executor:
-    """Runs plans, one iteration at a time. The column store is empty after each iteration and after errors.
+    """Runs plans, one iteration at a time. The column store is empty after each iteration, even a failed one.
 
-    ``heartbeat_page``: shows the running nodes to the watchdog process. ``clock``: the clock for deadlines of
-    nodes, in seconds. ``away``: the longest time in seconds for which this clock may pause. The watchdog does
-    not see these pauses.
+    ``heartbeat_page``: shows the watchdog process which nodes are running. ``clock``: the clock for node
+    deadlines, in seconds. ``away``: how long this clock may pause, in seconds. The watchdog doesn't see these
+    pauses.
     """
 
     def __init__(
@@ -55,9 +55,10 @@ class Executor:
     def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:
         """Run one iteration and return its outcome.
 
-        ``sampled``: the rows that were sampled ahead of training. Raises StageError if a stage raises or
-        exceeds its deadline. If ``stopping`` is set before weights change, no further node starts, running
-        nodes end, and Stopped is raised. Once weights have started to change, the iteration runs to its end.
+        ``sampled``: rows that were sampled ahead of training. Raises StageError if a stage raises an
+        exception or misses its deadline. If ``stopping`` is set before any weights change, no more nodes
+        start, and Stopped is raised once the running ones have ended. After weights have started to change,
+        the iteration runs to its end.
         """
         outcome = (
             Outcome(dict(sampled.metrics), list(sampled.spans), account=deepcopy(sampled.account))
@@ -87,7 +88,7 @@ class Executor:
     def _summary(self, outcome: Outcome) -> IterationSummary:
         """Return the summary of the recorded columns.
 
-        If several trained roles sample, it has health metrics of each.
+        If several trained roles sample, it has separate health metrics for each.
         """
         whole = self.engine.summarise(outcome.records, outcome.judged.get("", ScoredRecords()))
         own = {
@@ -102,7 +103,7 @@ class Executor:
         return replace(whole, health=named) if named else whole
 
     def _finished(self, run: PlanRun, outcome: Outcome) -> None:
-        """Run to the end. If the iteration is skipped, attach the row account to the SkipIteration."""
+        """Run the plan to its end. A SkipIteration that ends it gets the row account attached."""
         try:
             run.until_finished()
         except SkipIteration as skip:
@@ -119,9 +120,9 @@ class Executor:
         ready: Mapping[int, Batch],
         wanted: Collection[int],
     ) -> dict[int, Batch]:
-        """Run a part of a plan. Return node id → output, for the nodes ``wanted``.
+        """Run part of a plan, and return the outputs of the nodes ``wanted`` by node id.
 
-        ``ready``: node id → rows that are known already. Raises SkipIteration if there is nothing to train
+        ``ready``: rows that are already known, by node id. Raises SkipIteration if there is nothing to train
         on.
         """
         run = PlanRun(self, plan, prompts, outcome, state, ready, wanted=wanted)
@@ -133,9 +134,9 @@ class Executor:
         return run.outputs
 
     def evaluating(self) -> Executor:
-        """Return an executor for an evaluation, with the same queues.
+        """Return an executor for an evaluation, which uses the same queues.
 
-        A stop request does not interrupt an evaluation: the run saves the trained state after the evaluation.
+        A stop request doesn't interrupt an evaluation: the run saves the trained state afterwards.
         """
         other = Executor(self.engine.evaluating(), self.queues, self.clock, self.away)
         other.heartbeat_page = self.heartbeat_page
@@ -150,9 +151,9 @@ class Executor:
 
 
 class PlanRun:
-    """One run of a plan: a main plan, or the body of a `repeat`, which runs in a thread of its own.
+    """One run of a plan: either a main plan, or the body of a `repeat`, which runs in its own thread.
 
-    ``ready``: node id → rows that are known already. ``wanted``: ids of nodes whose outputs are kept; if
+    ``ready``: rows that are already known, by node id. ``wanted``: ids of the nodes whose outputs to keep; if
     empty, the plan's records are kept instead.
     """
 
@@ -187,7 +188,7 @@ class PlanRun:
         self.writing = False
 
     def until_finished(self) -> None:
-        """Run the plan to its end. If a node fails, raise the first error."""
+        """Run the plan to its end. If nodes fail, raise the first error."""
         instructions = self._scheduler.begin()
         try:
             while not self._carry_out(instructions):
@@ -230,7 +231,7 @@ class PlanRun:
             self.executor.queues.submit(self.plan.lane[unit], self._job(unit))
 
     def _instant(self, unit: int) -> bool:
-        """Return True if a unit needs no queue, because its columns exist already or because it joins pieces."""
+        """True if a unit needs no queue, because its columns exist already or it only joins pieces."""
         return (
             self.plan.node(unit).op in (Op.DATA, Op.STATE)
             or unit in self.ready
@@ -260,7 +261,7 @@ class PlanRun:
         return job
 
     def _span(self, unit: int) -> None:
-        """Record the time of a unit, or of its latest chunk, as a span that ends now."""
+        """Record how long a unit, or its latest chunk, took, as a span that ends now."""
         start, end = self._since[unit], time.monotonic()
         self._since[unit] = end
         self.outcome.spans.append(
@@ -268,15 +269,18 @@ class PlanRun:
         )
 
     def chunk_ended(self, unit: int, released: int) -> None:
-        """Let the units that read a chunk start. ``unit``: the node that samples it. ``released``: the chunk."""
+        """Let the units that read a chunk start.
+
+        ``unit``: the node that samples the chunk. ``released``: the number of the chunk.
+        """
         self._span(unit)
         self._ended.put((released, None))
 
     def _next(self) -> tuple[int, BaseException | None]:
-        """Wait for the next unit that ends, and return it with its error, or None if it succeeded.
+        """Wait for the next unit to end. Return it with its error, or with None if it succeeded.
 
-        A unit that is still queued has no deadline yet. If no running unit has a deadline, the method waits
-        LOOK seconds and checks again. Raises StageError if a unit exceeds its deadline.
+        A unit that is still queued has no deadline yet. If no running unit has one, check again every LOOK
+        seconds. Raises StageError if a unit misses its deadline.
         """
         while True:
             begun = [i for i in self._scheduler.running if i in self._deadlines]
@@ -293,9 +297,9 @@ class PlanRun:
         return len(self.store.axes.get(self.plan.node(unit).axis, ()))
 
     def seconds(self, node: Node, rows: int = 0) -> float:
-        """Return the deadline of a node's call in seconds.
+        """Return the deadline of a node's call, in seconds.
 
-        For a reward, it is at least the sum of the deadlines of its ``rows`` rows.
+        For a reward, this is at least the total of the deadlines of its ``rows`` rows.
         """
         return max(node.timeout, self.engine.reward_timeout * rows) if node.op is Op.REWARD else node.timeout
 
@@ -319,7 +323,7 @@ class PlanRun:
         return self.store.gather(self.plan, node, self.fetch)
 
     def fetch(self, data: Data, axis: Axis) -> Data:
-        """Return the column with its values in this process."""
+        """Return the column with its values copied into this process."""
         return self.engine.fetch(Batch(axis, {"column": data})).data["column"]
 
     def _perform(self, unit: int) -> None:
@@ -357,17 +361,16 @@ class PlanRun:
                 self.ledger.failed[node.id] = self.engine.gather(result.select("failed"))["failed"]
 
     def _perform_piece(self, unit: int, node: Node) -> None:
-        """Run a piece. A chunk without rows is skipped, except the first chunk, which defines the columns."""
+        """Run a piece. Chunks without rows are skipped, except the first one, which defines the columns."""
         piece, batch = self.plan.pieces[unit], self._inputs(unit)
         if len(batch) or not piece.chunk:
             with failing(node.name, self.engine.iteration, batch, node.place):
                 self.pieces.put(piece, *PERFORM[node.op](self, node, batch))
 
     def _record(self) -> None:
-        """Keep the data that are used after the run.
+        """Keep what is needed after the run: recorded columns, a body's results, and the flow's state.
 
-        These are recorded columns, the results of a body, and the flow's state. If there are ``wanted``
-        nodes, only their outputs are kept.
+        If there are ``wanted`` nodes, only their outputs are kept.
         """
         if self.wanted:
             self.outputs = {i: self._given(self.plan.graph.nodes[i]) for i in self.wanted}
@@ -394,7 +397,9 @@ class PlanRun:
             self.outcome.judged[role] = ScoredRecords(names, tuple(learned))
 
     def _recorded(self, names: Mapping[str, Column]) -> dict[str, Batch]:
-        """Return the columns that are kept to the end, each in a batch of its own, by the given names."""
+        """Return the columns to keep to the end of the run, each in a batch of its own, under the given
+        names.
+        """
         store, nodes = self.store, self.plan.graph.nodes
         there = {
             name: column

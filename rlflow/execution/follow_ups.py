@@ -1,4 +1,4 @@
-"""The functions with which an engine encodes follow-up prompts and decodes tokens."""
+"""The functions an engine uses to encode follow-up prompts and decode tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]], bare: bool = Fals
 
 @dataclass(frozen=True)
 class Asking:
-    """The functions that encode follow-up prompts and decode tokens with the tokenizers of given roles."""
+    """Encodes follow-up prompts and decodes tokens with the tokenizers of given roles."""
 
     encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes  # token ids of strings
     # token ids of a next user turn after sampled ids
@@ -52,9 +52,9 @@ class Asking:
 
 
 def encoded_prompts(asking: Asking, batch: Batch, roles: Roles) -> Batch:
-    """Return the columns ``prompt`` and ``prompt_tokens`` of follow-up prompts made from each row's ``text``.
+    """Make a follow-up prompt of each row's ``text``: the columns ``prompt`` and ``prompt_tokens``.
 
-    If the rows have responses, the text follows the row's prompt and response.
+    If the rows have responses, the text is appended to the row's prompt and response.
     """
     sampled = batch.data["tokens"].lists() if "tokens" in batch else None
     texts = batch["text"]

@@ -23,10 +23,9 @@ MEASURED = {Op.UPDATE: Of.UPDATE, Op.REWARD: Of.REWARD, Op.STAGE: Of.STAGE}
 
 @dataclass
 class Outcome:
-    """The outcome of an iteration.
+    """The outcome of an iteration: metrics, spans of nodes and ranks, recorded columns, and the row account.
 
-    It has the metrics, the spans of nodes and ranks, the recorded columns, and the account of all rows. If
-    several trained roles sample, it also has the recorded columns of each role.
+    If several trained roles sample, the recorded columns are also kept for each role.
     """
 
     metrics: Metrics = field(default_factory=dict)
@@ -43,7 +42,7 @@ class Outcome:
     tallies: dict[Figure, PartialMetric] = field(default_factory=dict)  # sums of the metrics logged so far
 
     def log(self, node: Node, metrics: PartialMetrics) -> None:
-        """Add the metrics of a node. If the node ran before in this iteration, its metrics are merged."""
+        """Add the metrics of a node, merging them if the node already ran in this iteration."""
         self.metrics |= accumulated(
             self.tallies, figures(metrics, MEASURED.get(node.op, Of.NODE), node.name, node.role or "")
         )
@@ -51,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The rows that were sampled ahead of training for an iteration, with metrics, spans and row account."""
+    """The rows that were sampled ahead for an iteration, with metrics, spans and row account."""
 
     prompts: Batch
     rows: Mapping[int, Batch] = field(default_factory=dict)  # node that samples or repeats → its rows
@@ -62,7 +61,7 @@ class Sampled:
 
 
 def sampler_of_records(graph: Graph, recorded: Collection[Column]) -> str:
-    """Return the role that sampled the recorded completions, if several roles sample.
+    """If several roles sample, return the one that sampled the recorded completions.
 
     Returns an empty string if only one role samples, or if the completions come from several roles.
     """

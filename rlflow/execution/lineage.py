@@ -20,8 +20,8 @@ def chosen_rows(by: Tensor, axis: Axis, options: ChooseOptions) -> Tensor:
     """Return the indices of the chosen rows, int64, in row order.
 
     If ``options.count`` is 0, ``by`` is bool [rows] and marks the chosen rows. Otherwise, ``by`` has a number
-    per row, and the rows with the ``count`` largest numbers are chosen, in the batch or in each group. If
-    numbers are equal, the earlier row is chosen. NaN is never chosen.
+    per row, and the ``count`` rows with the largest numbers are chosen, from the batch or from each group.
+    Ties go to the earlier row. NaN is never chosen.
     """
     if not options.count:
         return by.bool().nonzero()[:, 0]
@@ -35,7 +35,7 @@ def chosen_rows(by: Tensor, axis: Axis, options: ChooseOptions) -> Tensor:
 
 
 def asked_data(data: Data, axis: Axis, asked: Axis) -> Data:
-    """Return a column of source rows for their follow-up prompts.
+    """Copy a column from the source rows to their follow-up prompts.
 
     ``axis``: the axis of the follow-up prompts. ``asked``: the axis of the source rows.
     """
@@ -46,12 +46,12 @@ def asked_data(data: Data, axis: Axis, asked: Axis) -> Data:
 
 
 def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
-    """Return prompts that continue responses, and the number of response tokens in each prompt.
+    """Return prompts that continue responses, and the number of response tokens in each.
 
-    The column ``until`` selects the places. If it has a number per row, there is one prompt per row, with
-    this number of response tokens. If it has a bool per token, there is a prompt for each True, with the
-    response tokens before the True. The prompts have the columns ``prompt_tokens`` and ``prefix_length``.
-    Raises ValueError for a number below 0 or larger than the row.
+    The column ``until`` says where to cut. If it has a number per row, each row gives one prompt, with that
+    many response tokens. If it has a bool per token, each True gives a prompt, with the response tokens
+    before it. The prompts have the columns ``prompt_tokens`` and ``prefix_length``. Raises ValueError if a
+    number is negative or larger than the row.
     """
     tokens, until = batch.data["tokens"], batch.data["until"]
     lengths = tokens.row_lengths
@@ -75,12 +75,15 @@ def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
 
 
 def before(batch: Batch) -> Tensor:
-    """Return how many tokens of each prompt are already response tokens, int64 [rows]."""
+    """Return how many tokens at the end of each prompt belong to a response, int64 [rows]."""
     return batch["prefix_length"] if "prefix_length" in batch else torch.zeros(len(batch), dtype=torch.int64)
 
 
 def after_each(data: Data, value: Tensor, lengths: Tensor) -> Data:
-    """Append entries to each row of a ragged column: row i gets the next ``lengths[i]`` of ``value``."""
+    """Append entries to each row of a ragged column: row i gets the next ``lengths[i]`` of them.
+
+    ``value``: the entries of all rows, one row after another.
+    """
     total = data.row_lengths + lengths
     starts = total.cumsum(0) - total
     whole = torch.empty(int(total.sum()), dtype=data.value.dtype)
@@ -94,8 +97,8 @@ def whole_completions(
 ) -> Batch:
     """Return the sampled rows with the complete response as ``completion``.
 
-    It includes the part of the response that was in the prompt. ``prompts``: the prompts of the rows. The
-    stop token that ended a response is not part of the text.
+    This includes the part of the response that was in the prompt, but not the stop token that ended it.
+    ``prompts``: the prompts of the rows.
     """
     where = rows.axis.back_to(prompts.axis)
     prefix = prompts["prefix_length"][where].tolist()
@@ -106,16 +109,16 @@ def whole_completions(
 
 
 def per_row(data: Data, axis: Axis) -> Data:
-    """Return a group column as a row column; return other columns unchanged."""
+    """Return a group column as a row column, and any other column unchanged."""
     if data.kind.level is not Level.GROUP:
         return data
     return replace(data, kind=Kind(Level.ROW, data.kind.dtype), value=data.value[axis.slots])
 
 
 def joined_rows(parts: Sequence[Batch]) -> Batch:
-    """Return one batch with the rows of all parts and the columns that all parts have.
+    """Concatenate batches, keeping the columns that all of them have.
 
-    Raises FlowError if the kind of a column differs between parts.
+    Raises FlowError if a column's kind differs between batches.
     """
     axis = Axis.join([part.axis for part in parts])
     names = [name for name in parts[0].data if name != "group" and all(name in part for part in parts)]
@@ -127,7 +130,7 @@ def joined_rows(parts: Sequence[Batch]) -> Batch:
 
 
 def group_of_joined(axis: Axis, parts: Sequence[Batch]) -> dict[str, Data]:
-    """Return the column ``group`` of joined rows, by its name. The result is empty if a part has no groups."""
+    """Return the column ``group`` of joined rows, by name, or an empty dict if a part has no groups."""
     return {"group": group_column(axis)} if all(part.axis.grouped for part in parts) else {}
 
 

@@ -33,16 +33,15 @@ from rlflow.training.protocols import ForwardsAhead, GivesChunks, Sampling, Scor
 
 @dataclass
 class LocalEngine(Engine):
-    """An engine that runs all calls in this process."""
+    """Runs all calls of a flow in this process."""
 
     models: Mapping[str, Model]  # by role
 
     def sample(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions = HERE
     ) -> Batch:
-        """Sample ``sampling.samples`` rows for each prompt with the newest weights.
-
-        If the seeds of two calls are equal, their rows are equal.
+        """Sample ``sampling.samples`` rows for each prompt with the newest weights. Equal seeds give equal
+        rows.
         """
         model = self._synchronised(role)
         assert model.generator is not None
@@ -77,10 +76,10 @@ class LocalEngine(Engine):
         into: Chunks,
         call_options: CallOptions = HERE,
     ) -> Iterator[Batch]:
-        """Sample rows and yield them in chunks, as ``chunks`` does, from the given seed.
+        """Sample from the given seed and yield the rows in chunks, as ``chunks`` does.
 
-        If the seeds of two calls are equal, their rows are equal. The axis of each chunk is a selection from
-        the axis of all rows. The last batch that is yielded contains all rows.
+        Equal seeds give equal rows. The axis of each chunk is a selection from the axis of all rows. After
+        the chunks, one last batch with all rows is yielded.
         """
         # with an environment all rows take each turn together, so all rows end at the same time
         if role in self.environments:
@@ -105,8 +104,9 @@ class LocalEngine(Engine):
         yield whole(rows, len(prompts) * sampling.samples, (*methods.GENERATE_GIVES, "group"))
 
     def _with_beginnings(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
-        """Return the rows. If a prompt ends with the first part of the response, ``completion`` begins with
-        this part."""
+        """Return the rows. If a prompt ends with the beginning of a response, put it in front of
+        ``completion``.
+        """
         if "prefix_length" not in prompts:
             return rows
         return whole_completions(partial(self.asking.decode, (role,), bare=bare), prompts, rows)
@@ -114,9 +114,9 @@ class LocalEngine(Engine):
     def forward(
         self, role: str, want: tuple[str, ...], batch: Batch, call_options: CallOptions = HERE
     ) -> Batch:
-        """Run a forward pass of the role's trainer over the rows. Return the columns ``want``.
+        """Run a forward pass of the role's trainer over the rows, and return the columns ``want``.
 
-        ``want``: quantities such as ``logprobs``.
+        ``want``: the quantities to compute, such as ``logprobs``.
         """
         trainer = self.models[role].trainer
         assert trainer is not None
@@ -129,7 +129,7 @@ class LocalEngine(Engine):
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
     def score(self, role: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
-        """Return the column ``logprobs`` of the rows' tokens, computed by the role's generator.
+        """Return the column ``logprobs``, computed by the role's generator for the tokens of the rows.
 
         The generator first gets the trainer's newest weights.
         """
@@ -141,9 +141,10 @@ class LocalEngine(Engine):
     def reward(
         self, role: str, batch: Batch, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Score the rows. Return the column ``scores``, and metrics with the number of missing scores.
+        """Score the rows. Return the column ``scores``, and metrics that include the number of missing
+        scores.
 
-        If the episode of a row failed, the reward does not get the row, and its score is missing.
+        Rows whose episode failed aren't passed to the reward, and get no score.
         """
         causes = batch["failed"] if "failed" in batch else ()  # noqa: SIM401 - a batch has no get
         sound = [row for row, cause in enumerate(causes) if not cause] if any(causes) else None
@@ -181,7 +182,7 @@ class LocalEngine(Engine):
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Train the role on the rows. Parameters and results are those of ``update``."""
+        """Train the role on the rows. Takes and returns the same as ``update``."""
         model = self.models[role]
         assert model.trainer is not None
         self.offloads.settle(learning(role))
@@ -208,7 +209,7 @@ class LocalEngine(Engine):
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[Batch, PartialMetrics]:
-        """Run a stage on the rows. Return the columns that it gives, and its partial metrics."""
+        """Run a stage on the rows. Return its output columns and its partial metrics."""
         self.may_change(stage)
         trainer = self.models[stage.on].trainer if stage.on else None
         if stage.on:
@@ -216,7 +217,7 @@ class LocalEngine(Engine):
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
 
     def _synchronised(self, role: str) -> Model:
-        """Return the role's model after its generator got the newest weights and was loaded into memory."""
+        """Return the role's model, with its generator loaded into memory and using the newest weights."""
         model = self.models[role]
         if model.stale:
             self.offloads.settle(syncing(role))

@@ -1,12 +1,12 @@
 """Sampling ahead of training: while an iteration trains, later iterations sample (staleness K).
 
-Rows of iteration j are sampled with the weights after j - K iterations. This depends only on iteration
-numbers, never on timing. A flow with a `repeat` samples only one iteration ahead, with the weights after j -
-1 iterations. Groups that it carries over can be used by later iterations, until they are K iterations old.
-One thread samples the iterations in order, because each iteration starts from the data position and the
-carry-over of the iteration before.
+The rows of iteration j are sampled with the weights after j - K iterations, so the choice of weights depends
+only on iteration numbers, never on timing. A flow with a `repeat` samples just one iteration ahead, with the
+weights after j - 1 iterations, but later iterations can use the groups it carries over until they are K
+iterations old. A single thread samples the iterations in order, because each starts from the data position
+and the carry-over that the one before left.
 
-The module also stores the carry-over of a `repeat`: the groups that it kept beyond the number it needs.
+This module also stores the carry-over of a `repeat`: groups that it kept beyond the number it needs.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class CarriedGroups:
 
 @dataclass
 class CarryOver:
-    """All groups that one `repeat` carried over, in prompt order."""
+    """All groups carried over by one `repeat`, in prompt order."""
 
     pieces: list[CarriedGroups] = field(default_factory=list)
 
     def opening(self, oldest: Versions) -> tuple[list[CarriedGroups], list[CarriedGroups]]:
-        """Take all groups out of the carry-over. Return the usable groups, and the groups that are too old.
+        """Take all groups out of the carry-over. Return the groups that are still usable, and those too old.
 
-        Groups are usable if their weights are not older than ``oldest``.
+        A group is usable if its weights aren't older than ``oldest``.
         """
         pieces, self.pieces = self.pieces, []
         young = [
@@ -77,15 +77,15 @@ def groups_of(pieces: Iterable[CarriedGroups]) -> int:
 def counted(
     engine: Engine, pieces: Iterable[CarriedGroups], names: RepeatNames
 ) -> Iterator[tuple[str, Count]]:
-    """Yield (name, count of groups, rows and tokens) of each piece. Rows are counted under the name."""
+    """Yield the group, row and token counts of each piece, with the name to count them under."""
     for piece in pieces:
         yield from row_counts(engine, piece.rows, names)
 
 
 def divided(pieces: Iterable[CarriedGroups], groups: int) -> tuple[list[CarriedGroups], list[CarriedGroups]]:
-    """Split groups into the first ``groups`` groups and the rest.
+    """Split groups into the first ``groups`` and the rest.
 
-    If there are fewer groups, all are in the first part.
+    If there are fewer than that, they are all in the first part.
     """
     first: list[CarriedGroups] = []
     rest: list[CarriedGroups] = []
@@ -113,7 +113,7 @@ class Stream(Protocol):
         """Go to the position that ``state`` returned."""
 
     def left_out(self, since: Mapping[str, Any]) -> Mapping[Figure, float]:
-        """Return metrics of the records that were skipped since the position ``since``."""
+        """Return metrics of the records skipped since the position ``since``."""
 
 
 @dataclass(frozen=True)
@@ -154,17 +154,17 @@ class Ahead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
     def _from_rows(self, node: Node) -> bool:
-        """Return True if a node reads rows other than the data's rows."""
+        """True if a node reads any rows besides those of the data."""
         read = (self.plan.graph.nodes[item.column.node].op for item in node.inputs)
         return node.op not in (Op.GENERATE, Op.REPEAT) or (
             node.op is Op.GENERATE and any(op is not Op.DATA for op in read)
         )
 
     def advance(self, iteration: int) -> Sampled:
-        """Return the rows of ``iteration``, and start to sample later iterations.
+        """Return the rows of ``iteration``, waiting until they are sampled, and start sampling ahead.
 
-        These are all iterations that may be sampled while ``iteration`` trains. Waits until the rows are
-        sampled. Raises SkipIteration if there is nothing to train on.
+        This starts every later iteration that may be sampled while ``iteration`` trains. Raises SkipIteration
+        if there is nothing to train on.
         """
         versions = self.began[iteration] = {role: self.engine.models[role].version for role in self.roles}
         self.began = {
@@ -186,17 +186,17 @@ class Ahead:
         return sampled
 
     def done(self, iteration: int) -> None:
-        """Drop the sampled rows of an iteration that has ended."""
+        """Drop the sampled rows of an iteration that has finished."""
         self.queue.pop(iteration, None)
 
     def close(self) -> None:
-        """Stop sampling. No further call starts. Waits up to CLOSING_SECONDS for the running call."""
+        """Stop sampling: start no more calls, and wait up to CLOSING_SECONDS for the running one."""
         self._bodies.stopping = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         wait([entry for entry in self.queue.values() if entry.running()], CLOSING_SECONDS)
 
     def drop(self) -> None:
-        """Drop all sampled rows, after a failure of the pools. Waits until the running call has ended."""
+        """Wait for the running call to end, then drop all sampled rows. Used after the pools have failed."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self.queue.clear()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
@@ -209,7 +209,7 @@ class Ahead:
         """Sample the rows of the iteration ``number``.
 
         ``weights``, ``versions``: the weights to sample with, and their versions. ``oldest``: the oldest
-        versions that carried-over rows may have.
+        versions allowed for carried-over rows.
         """
         engine = self._bodies.engine = self.engine.at(number, weights)
         cursor, outcome, prompts = self.stream.state(), Outcome(), _Prompts(self, engine)
@@ -245,9 +245,10 @@ class Ahead:
     def _chained(
         self, engine: Engine, prompts: _Prompts, outcome: Outcome, repeated: Mapping[int, Batch]
     ) -> dict[int, Batch]:
-        """Run the nodes that sample from sampled rows, and the nodes between them. Return node id → rows.
+        """Run the nodes that sample from sampled rows, and the nodes in between. Return their rows by node
+        id.
 
-        ``repeated``: the results of repeats, which have already run.
+        ``repeated``: the results of the repeats, which have already run.
         """
         assert self.chain is not None
         data = prompts.given() if self.always_reads else prompts.so_far()
@@ -264,10 +265,10 @@ class Ahead:
         bounds: tuple[Versions, Versions],
         outcome: Outcome,
     ) -> Batch:
-        """Run a `repeat` and return its groups: first carried-over groups, then groups that the body kept.
+        """Run a `repeat` and return its groups: first those carried over, then those that the body kept.
 
-        ``bounds``: the versions to sample with, and the oldest usable versions. Raises SkipIteration if there
-        are no groups.
+        ``bounds``: the versions to sample with, and the oldest usable ones. Raises SkipIteration if there are
+        no groups.
         """
         (versions, oldest), options, home = bounds, node.options(RepeatOptions), self.plan.home.get(node.id)
         carry_over, groups = self.carry_over[node.id], options.groups
@@ -309,10 +310,10 @@ class Ahead:
     # --------------------------------------------------------------------------------------------------------
 
     def saved(self, iteration: int) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """Return the sampled rows of ``iteration`` and of later iterations, for a checkpoint.
+        """Return the sampled rows of ``iteration`` and later ones, for a checkpoint.
 
-        The first value has plain data; its ``cursor`` is the data position at which ``iteration`` starts. The
-        second value has the rows, as file name → content. Waits for rows that are being sampled.
+        The first value is plain data, with the data position where ``iteration`` starts as its ``cursor``.
+        The second holds the rows, as file contents by file name. Waits for rows that are still being sampled.
         """
         entries = {
             number: entry.result() for number, entry in sorted(self.queue.items()) if number >= iteration
@@ -346,7 +347,7 @@ class Ahead:
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
 
     def _indices(self, entry: SampledIteration) -> dict[str, list[list[int]]]:
-        """Return node id → the indices of the rows that the `choose` or `ask` node took.
+        """For each `choose` or `ask` node, return the indices of the rows that it took, by node id.
 
         For an `ask` that continues responses, the list also has the places in the responses.
         """
@@ -362,7 +363,7 @@ class Ahead:
         }
 
     def restore(self, state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-        """Restore what ``saved`` returned: ``state`` and ``files``."""
+        """Restore the sampled rows from ``state`` and ``files``, as returned by ``saved``."""
         for number, entry in state["entries"].items():
             ready: Future[SampledIteration] = Future()
             ready.set_result(self._again(int(number), entry, files))
@@ -405,10 +406,10 @@ class Ahead:
     def _axis(
         self, node: Node, axes: Mapping[int, Axis], index: Mapping[str, list[list[int]]]
     ) -> Axis | None:
-        """Return the row axis of a node when rows are restored; None for a `repeat`.
+        """Return the row axis of a node when rows are restored, or None for a `repeat`, whose rows have their
+        own.
 
-        The rows of a `repeat` have an axis of their own. ``axes``: axes that are known so far. ``index``:
-        what ``_indices`` returned.
+        ``axes``: the axes known so far. ``index``: what ``_indices`` returned.
         """
         parts = [torch.tensor(part, dtype=torch.int64) for part in index.get(str(node.id), ())]
         match node.op:
@@ -428,7 +429,7 @@ class Ahead:
 def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
     """Return a plan with only the nodes ``nodes``, the data and the state.
 
-    Of these nodes, it stores the same columns as ``plan``.
+    It stores the same columns of these nodes as ``plan`` does.
     """
     live = tuple(i for i in plan.live if i in nodes or plan.graph.nodes[i].op in (Op.DATA, Op.STATE))
     columns = frozenset(column for column in plan.columns if column.node in live)
@@ -440,8 +441,8 @@ def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
 class _Prompts:
     """The prompts of one iteration.
 
-    The flow's own prompts are taken from the data when a node first reads them. More prompts are taken for
-    each further try of a `repeat`.
+    The flow's own prompts are taken from the data when a node first reads them, and more are taken for each
+    further try of a `repeat`.
     """
 
     def __init__(self, ahead: Ahead, engine: Engine) -> None:
@@ -454,7 +455,7 @@ class _Prompts:
         return self._given
 
     def so_far(self) -> Batch:
-        """Return the prompts that were taken so far; an empty batch if no node has read any."""
+        """Return the prompts taken so far, or an empty batch if no node has read any."""
         return self._take(0) if self._given is None else self._given
 
     def draws(self, tries: int) -> Iterator[Batch]:
@@ -478,7 +479,7 @@ def _plain(entry: SampledIteration) -> dict[str, Any]:
 
 
 def sampling(plan: Plan) -> Iterator[Node]:
-    """Yield the nodes of a plan that sample, including nodes in the bodies of repeats."""
+    """Yield the nodes of a plan that sample, including those in the bodies of repeats."""
     for i in plan.live:
         if i in plan.bodies:
             yield from sampling(plan.bodies[i])

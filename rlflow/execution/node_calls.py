@@ -1,4 +1,4 @@
-"""How a plan calls the engine: a function for each kind of node."""
+"""Calls the engine for the nodes of a plan, with one function per kind of node."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _generate(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMet
 
 
 def _streamed(run: PlanRun, node: Node, batch: Batch, sampling: Sampling) -> Batch:
-    """Sample all rows and return them. As soon as a chunk is sampled, its readers may start."""
+    """Sample all rows and return them. The readers of each chunk may start as soon as it is sampled."""
     into = run.pieces.into(node)
     rows = run.engine.chunks(node.role or "", batch, sampling, node.call, into, _call_options(run, node))
     for number, released in enumerate(run.plan.chunks[node.id]):
@@ -92,7 +92,7 @@ def _stage(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetric
 
 
 def _record_placed(run: PlanRun, node: Node, batch: Batch, result: Batch) -> None:
-    """Record the rows whose tokens the stage changed, if it returned tokens.
+    """If a stage returned tokens, record which rows it changed.
 
     Such a stage always gets all rows, because only reward calls and forward passes run in pieces.
     """
@@ -110,7 +110,7 @@ def _record_placed(run: PlanRun, node: Node, batch: Batch, result: Batch) -> Non
 
 
 def _keep_state(run: PlanRun, node: Node, result: Batch) -> None:
-    """Round state scalars to the precision that is kept between iterations, as eager flows do."""
+    """Round state scalars to the precision kept between iterations, as eager flows do."""
     for output in node.outputs:
         if Column(node.id, output.name) in {slot.final for slot in run.plan.graph.state}:
             result.data[output.source] = run.engine.state_data(float(result.data[output.source].value))
@@ -121,9 +121,9 @@ def _ask(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]
 
 
 def _choose(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-    """Return the rows that a column selects, and metrics. Raises SkipIteration if no row is left.
+    """Return the rows selected by a column, and metrics. Raises SkipIteration if no row is left.
 
-    Inside a `repeat`, an empty result is allowed, because the `repeat` continues with other prompts.
+    Inside a `repeat`, an empty result is fine, because the `repeat` goes on with other prompts.
     """
     rows, metrics = run.engine.choose(batch, node.options(ChooseOptions))
     if not len(rows) and not run.body:

@@ -1,4 +1,4 @@
-"""Offload manager: loads model parts before calls need them, and offloads other parts."""
+"""Loads model parts before calls need them, and offloads others to make room."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class ModelSide(Protocol):
 
 
 class OffloadManager:
-    """Offloads model parts from the memory of one process and loads them again, as a memory schedule plans.
+    """Moves model parts out of one process's memory and back again, following a memory schedule.
 
-    Without a schedule, or if everything fits, nothing moves. Calls normally follow the schedule of an
-    iteration. If a call is out of order, for example between two iterations, the manager continues at the
-    schedule's next step that needs the same parts. Only parts that change place are moved, so an iteration
-    makes the planned moves, and memory never exceeds the limit.
+    If there is no schedule, or if everything fits, nothing moves. Calls normally follow the schedule of an
+    iteration. After a call that is out of order, for example between two iterations, the manager continues at
+    the schedule's next step that needs the same parts. It moves only parts that must change place, so an
+    iteration makes exactly the planned moves, and memory never exceeds the limit.
     """
 
     def __init__(self, offload_plan: MemorySchedule | None = None) -> None:
@@ -37,16 +37,16 @@ class OffloadManager:
 
     @staticmethod
     def of(offload_plans: Iterable[MemorySchedule]) -> OffloadManager:
-        """Return the offload manager of a run in one process.
+        """Return the offload manager of a single-process run.
 
-        ``offload_plans`` has at most one memory schedule.
+        ``offload_plans``: at most one memory schedule.
         """
         return OffloadManager(next(iter(offload_plans), None))
 
     def loaded(self, role: str, half: str, model: ModelSide) -> None:
         """Register a trainer or generator (``half``) that was just loaded, and offload its movable parts.
 
-        Raises PlanError if there is no space for them.
+        Raises PlanError if there is no room for them.
         """
         own = [
             part
@@ -79,9 +79,8 @@ class OffloadManager:
         self._move(offload_plan, target - self.in_memory, away=False)
 
     def moved(self) -> dict[str, float]:
-        """Return the number and the bytes of moved parts since this function was last called, as metrics.
-
-        Returns an empty dict without a schedule.
+        """Return, as metrics, the number and bytes of parts moved since the last call. Empty if there's no
+        schedule.
         """
         if self.offload_plan is None:
             return {}
@@ -111,8 +110,8 @@ class OffloadManager:
     def _beside(self, offload_plan: MemorySchedule, moment: MemoryStep) -> set[ModelPart]:
         """Return the model parts that stay in memory during work outside the schedule.
 
-        These are the parts that the work needs, and other loaded parts if they fit too. Parts that are needed
-        sooner have priority.
+        These are the parts that the work needs, plus any other loaded parts that still fit. Parts needed
+        sooner come first.
         """
         target = set(moment.needs)
         for part in sorted(self.in_memory - target, key=lambda part: (self._next(offload_plan, part), part)):
@@ -121,7 +120,7 @@ class OffloadManager:
         return target
 
     def _next(self, offload_plan: MemorySchedule, part: ModelPart) -> int:
-        """Return the number of steps until a model part is needed."""
+        """Return how many steps it takes until a model part is next needed."""
         count = len(offload_plan.moments)
         return next(
             (step for step in range(count) if part in offload_plan.moments[(self._at + step) % count].needs),

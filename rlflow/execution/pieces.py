@@ -1,4 +1,4 @@
-"""Scoring in pieces: keeps chunks of sampled rows and the results of their pieces, and joins the results."""
+"""Scoring in pieces: keeps chunks of sampled rows and the results for each, and joins the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlflow.execution.tally import PartialMetrics, merged
 class Pieces:
     """The chunks and the results of pieces while a plan runs. Nodes add results from their threads.
 
-    A chunk is dropped when all pieces that read it are done.
+    A chunk is dropped as soon as all pieces that read it are done.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -27,7 +27,7 @@ class Pieces:
         self._lock = threading.Lock()
 
     def into(self, source: Node) -> Chunks:
-        """Return into how many chunks a sampling node divides its rows, and the columns that pieces read."""
+        """Return how many chunks a sampling node splits its rows into, and which columns the pieces read."""
         nodes = {piece.node for piece in self._plan.pieces.values() if piece.source == source.id}
         read = {
             item.column.name
@@ -51,7 +51,7 @@ class Pieces:
         return self._chunks[piece.source, piece.chunk].axis
 
     def gather(self, store: Store, piece: Piece, fetch: Fetch) -> Batch:
-        """Return the inputs of a piece: columns of its chunk, and other columns for the chunk's rows."""
+        """Return the inputs of a piece: the columns of its chunk, and other columns at the chunk's rows."""
         nodes, chunk = self._plan.graph.nodes, self._chunks[piece.source, piece.chunk]
         columns: dict[str, Data] = {}
         for item in nodes[piece.node].inputs:

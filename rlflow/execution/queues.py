@@ -26,7 +26,7 @@ T = TypeVar("T")
 class Queues:
     """Executor queues, each with a fixed number of threads.
 
-    A queue without a number of threads, such as ``control``, starts a thread for each job, because its jobs
+    A queue with no set number of threads, such as ``control``, starts a thread for each job, because its jobs
     wait for other jobs.
     """
 
@@ -46,14 +46,14 @@ class Queues:
         self._threads[-1].start()
 
     def lost(self, lane: str) -> None:
-        """Start another thread for the queue, because one of its threads does not return."""
+        """Start another thread for the queue, to replace one that never returned."""
         if lane in self._queues:
             self._open(lane)
 
     def submit(self, lane: str, job: Job) -> None:
-        """Run a job in a thread of the queue, after the jobs that were submitted before.
+        """Run a job in a thread of the queue, after all jobs submitted earlier.
 
-        A queue without a number of threads starts a new thread for the job.
+        A queue with no set number of threads starts a new thread for it.
         """
         run = contextvars.copy_context().run
         if lane in self._queues:
@@ -62,7 +62,7 @@ class Queues:
             threading.Thread(target=_begin, args=(lambda: run(job),), name=lane, daemon=True).start()
 
     def do(self, lane: str, call: Callable[[], T]) -> T:
-        """Run a function in a thread of the queue and wait for it. Return its result, or raise its exception."""
+        """Run a function in a thread of the queue, and wait for its result. An exception is raised here."""
         done: Future[T] = Future()
 
         def job() -> None:
@@ -77,8 +77,8 @@ class Queues:
     def close(self, seconds: float = 5.0) -> bool:
         """Stop the threads. Return True if all of them ended within ``seconds``.
 
-        A thread ends when its running job returns. If a thread is inside torch when the interpreter exits,
-        Python aborts.
+        A thread ends when its running job returns. Python aborts if a thread is inside torch when the
+        interpreter exits.
         """
         for thread in self._threads:
             self._queues[thread.name].put(None)
@@ -94,9 +94,9 @@ def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
 
 
 def _begin(job: Job) -> None:
-    """Run a job with the number of threads that is set in torch.
+    """Run a job with the number of threads that torch is set to.
 
-    Libraries that torch calls, such as MKL, would otherwise start one thread per core. Calling
+    Otherwise, libraries called by torch, such as MKL, would start one thread per core. Calling
     torch.get_num_threads first in each thread prevents this.
     """
     torch.get_num_threads()
@@ -105,9 +105,9 @@ def _begin(job: Job) -> None:
 
 @contextlib.contextmanager
 def all_for(queues: Queues, lane: str) -> Iterator[None]:
-    """Return a context in which the thread of one queue has all compute threads of the current thread.
+    """Give all compute threads of the current thread to one queue's thread while this context is open.
 
-    While the context is open, torch computes with one thread in all other threads.
+    In every other thread, torch computes with a single thread meanwhile.
     """
     queues.do(lane, threads.keep)
     with threads.alone():

@@ -33,7 +33,7 @@ def repeat_groups(
     account: RowAccount,
     names: RepeatNames,
 ) -> tuple[Batch, PartialMetrics]:
-    """Return up to ``groups`` groups that ``body`` keeps, in prompt order, and metrics.
+    """Return up to ``groups`` groups kept by ``body``, in prompt order, and metrics.
 
     ``body`` is called at most ``tries`` times, each time with new prompts. The outcomes of all rows are added
     to ``account`` under ``names``. Raises SkipIteration if no group is kept.
@@ -56,12 +56,12 @@ def kept_groups(
     names: RepeatNames,
     opening: Sequence[Batch] = (),
 ) -> tuple[list[Batch], int]:
-    """Call ``body`` with batches of prompts until it has kept ``groups`` groups or no prompts are left.
+    """Call ``body`` on batches of prompts until it has kept ``groups`` groups or the prompts run out.
 
-    ``draws`` yields the batches of prompts. Returns batches of complete groups in prompt order, and the
-    number of calls. The groups in ``opening`` come first and count too. The last call may give more groups
-    than needed. The outcomes of rows are added to ``account`` under ``names``. Raises SkipIteration if there
-    are no groups.
+    ``draws``: yields the batches of prompts. ``opening``: groups to put first, which count as kept. Returns
+    batches of whole groups in prompt order, and the number of calls. The last call may give more groups than
+    needed. The outcomes of rows are added to ``account`` under ``names``. Raises SkipIteration if there are
+    no groups.
     """
     batches, count, tried = list(opening), sum(batch.axis.groups for batch in opening), 0
     while count < groups and (prompts := next(draws, None)) is not None:
@@ -86,10 +86,10 @@ def kept_groups(
 def row_counts(
     engine: Engine, rows: Batch, names: RepeatNames, where: Tensor | None = None
 ) -> Iterator[tuple[str, Count]]:
-    """Yield (name, count) of the rows that the body of a `repeat` returned, by the node that sampled them.
+    """Yield (name, count) of the rows returned by the body of a `repeat`, by the node that sampled them.
 
-    If a stage in the body replaced sampled rows, the replacements are counted under the stage. ``where``,
-    bool [rows]: the rows to count; None counts all rows.
+    Rows that a stage in the body put in place of sampled ones are counted under the stage. ``where``: bool
+    [rows], the rows to count; None counts all rows.
     """
     lengths = rows.data["tokens"].lengths if "tokens" in rows else None
     if REPLACED not in rows:
@@ -103,7 +103,7 @@ def row_counts(
 
 
 def seen(account: RowAccount, names: RepeatNames) -> int:
-    """Return the number of groups that the body of a `repeat` returned, whether they were kept or not.
+    """Return how many groups the body of a `repeat` returned, whether they were kept or not.
 
     A group counts even if a stage replaced all its rows.
     """
@@ -113,10 +113,10 @@ def seen(account: RowAccount, names: RepeatNames) -> int:
 def repeat_metrics(
     account: RowAccount, names: RepeatNames, tried: int, groups: int
 ) -> dict[Label, PartialMetric]:
-    """Return the metrics of a `repeat`, computed from its row account.
+    """Compute the metrics of a `repeat` from its row account.
 
-    ``tried``: the number of calls of the body. Kept groups beyond ``groups`` are counted as ``surplus``: they
-    are dropped, or carried over to a later iteration.
+    ``tried``: how many times the body was called. Kept groups beyond ``groups`` are counted as ``surplus``:
+    they are dropped, or carried over to a later iteration.
     """
     node, own, sampled = names.node, (names.source, names.placer), seen(account, names)
     dropped = sum(

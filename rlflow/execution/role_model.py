@@ -15,8 +15,8 @@ from rlflow.training.protocols import Generator, Trainer
 class Model:
     """A role's trainer and generator in this process, and the versions of their weights.
 
-    The trainer owns the weights. The generator samples with a copy, or with the same tensors. A version is
-    the number of updates that the weights have had.
+    The trainer owns the weights. The generator samples with a copy, or shares the tensors. A version is the
+    number of updates made to the weights so far.
     """
 
     trainer: Trainer | None = None
@@ -26,29 +26,29 @@ class Model:
 
     @property
     def stale(self) -> bool:
-        """True if the trainer's weights are newer than the weights with which the generator samples."""
+        """True if the trainer's weights are newer than those the generator samples with."""
         return (
             self.generator is not None and self.trainer is not None and self.sampled_version != self.version
         )
 
     def synchronise(self) -> None:
-        """Send the trainer's weights to the generator if they are newer than the generator's weights."""
+        """Send the trainer's weights to the generator if they are newer than the ones it has."""
         if self.generator is not None and self.trainer is not None and self.stale:
             self.generator.receive(self.trainer.weights(), self.version)
             self.sampled_version = self.version
 
 
 class KeepsState(Protocol):
-    """The part of a trainer that a run saves and restores, in this process or on a pool.
+    """What a run saves and restores of a trainer, in this process or on a pool.
 
-    ``rlflow.training.protocols.Trainer`` explains the methods.
+    See ``rlflow.training.protocols.Trainer`` for the methods.
     """
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors that are needed to continue training exactly, as copies or as live tensors."""
+        """Return all tensors needed to continue training exactly, as copies or as live tensors."""
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from the state that ``state`` returned."""
+        """Continue from what ``state`` returned."""
 
     def save(self, folder: Path) -> None:
         """Write the model into ``folder`` as a Hugging Face model folder."""
@@ -62,9 +62,10 @@ class RoleModel(Protocol):
 
     @property
     def trainer(self) -> KeepsState | None:
-        """The trainer, which owns the weights; None if the run neither trains this model nor runs forward
-        passes with it."""
+        """The trainer, which owns the weights, or None if the run neither trains this model nor runs forward
+        passes with it.
+        """
 
     @property
     def generator(self) -> Any:
-        """The generator, which samples, or its pool; None if the run does not need a generator."""
+        """The generator, which samples, or its pool. None if the run doesn't need one."""

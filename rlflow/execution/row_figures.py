@@ -59,8 +59,7 @@ NO_REWARDS = ScoredRecords()
 def health(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> dict[Figure, float]:
     """Return the health metrics that can be computed from the recorded columns.
 
-    ``records``: name → batch with this column. If a metric needs a column that was not recorded, the metric
-    is absent.
+    ``records``: for each name, a batch with this column. Metrics that need other columns are left out.
     """
     flat, scores = _under_mask(records), Scored.of(records, judged)
     rows = {
@@ -77,7 +76,9 @@ def health(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> 
 
 
 def _under_mask(records: Mapping[str, Batch]) -> dict[str, Tensor]:
-    """Return the recorded token columns at the tokens under the mask, as flat float64 tensors, by name."""
+    """Return the recorded token columns as flat float64 tensors, by name, with only the tokens under the
+    mask.
+    """
     if "mask" not in records:
         return {}
     axis, mask = records["mask"].axis, records["mask"].data["mask"].value
@@ -115,7 +116,7 @@ def _critic(flat: Mapping[str, Tensor]) -> dict[str, float]:
 class Scored:
     """The scores of an iteration's rows, by reward role. If there is only one reward, its key is empty.
 
-    The scores are float64 [rows]. A missing score is NaN.
+    Scores are float64 [rows], with NaN for a missing score.
     """
 
     axis: Axis
@@ -125,9 +126,9 @@ class Scored:
 
     @staticmethod
     def of(records: Mapping[str, Batch], judged: ScoredRecords) -> Scored | None:
-        """Return the scores in the recorded columns; None if no rows were scored.
+        """Return the scores in the recorded columns, or None if no rows were scored.
 
-        A reward that scores other rows than the last reward is skipped.
+        Rewards that scored other rows than the last reward did are skipped.
         """
         names = {role: name for role, name in judged.rewards.items() if name in records} or {"": "scores"}
         last = records.get([*names.values()][-1])
@@ -149,25 +150,25 @@ class Scored:
 
     @property
     def missing(self) -> Tensor:
-        """True at rows without a score from at least one reward, bool [rows]."""
+        """True for rows that lack a score from at least one reward, bool [rows]."""
         return torch.stack([scores.isnan() for scores in self.scores.values()]).any(0)
 
     @property
     def grouped(self) -> bool:
-        """True if at least one group has several rows."""
+        """True if at least one group has more than one row."""
         return self.axis.grouped and self.axis.groups < len(self.axis)
 
     def flat(self) -> Tensor:
-        """Return True at groups without a learning signal, bool [groups].
+        """Return bool [groups], True for groups without a learning signal.
 
         In such a group, every score-based column that the update reads is constant. If there is no such
-        column, the scores are compared.
+        column, the scores themselves are compared.
         """
         columns = self.learned or tuple(torch.stack([scores, scores], 1) for scores in self.scores.values())
         return torch.stack([self._same(column) for column in columns]).all(0)
 
     def _same(self, values: Tensor) -> Tensor:
-        """Return True at groups whose values differ only by rounding, bool [groups].
+        """Return bool [groups], True for groups whose values differ only by rounding.
 
         values: the smallest and the largest value of each row, float64 [rows, 2].
         """
@@ -177,8 +178,8 @@ class Scored:
     def extremes(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the smallest and the largest value of each group, both float64 [groups].
 
-        values: the smallest and the largest value of each row, float64 [rows, 2]. In a group without values,
-        they are inf and -inf.
+        values: the smallest and the largest value of each row, float64 [rows, 2]. A group without values gets
+        inf and -inf.
         """
         slots, shape = self.axis.slots, (self.axis.groups,)
         low = torch.full(shape, torch.inf, dtype=torch.float64).scatter_reduce_(
@@ -191,7 +192,7 @@ class Scored:
 def _ends(records: Mapping[str, Batch], name: str) -> Tensor:
     """Return the smallest and the largest value of each row of a column, float64 [rows, 2].
 
-    For values per token, only tokens under the mask count. A row without values has NaN.
+    Of values per token, only those under the mask count. A row without values has NaN.
     """
     data, axis = records[name].data[name], records[name].axis
     values = torch.as_tensor(data.value).double()
@@ -212,7 +213,7 @@ def _ends(records: Mapping[str, Batch], name: str) -> Tensor:
 
 
 def _scores(scored: Scored) -> dict[Figure, float]:
-    """Return the metrics of all scores together; if there are several rewards, also of each reward."""
+    """Return the metrics of all scores together and, if there are several rewards, of each one."""
     several = len(scored.scores) > 1
     figures = {Figure(Of.SCORES, "missing_rate"): float(scored.missing.double().mean())}
     for role, scores in scored.scores.items():
@@ -225,9 +226,9 @@ def _scores(scored: Scored) -> dict[Figure, float]:
 
 
 def _groups(scored: Scored) -> dict[Figure, float]:
-    """Return the shares of flat groups, even groups, and even groups near the lowest or highest score.
+    """Return the shares of flat groups, of even groups, and of even groups near the lowest or highest score.
 
-    Also return the mean score of groups that are not even.
+    The mean score of groups that aren't even is included too.
     """
     figures = {Figure(Of.SCORES, "flat_groups"): _mean(scored.flat().double())}
     if not all(bool((~scores.isnan()).any()) for scores in scored.scores.values()):
@@ -243,7 +244,7 @@ def _groups(scored: Scored) -> dict[Figure, float]:
 
 
 def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three masks, bool [groups]: groups with even scores, near the lowest, near the highest score."""
+    """Return three masks, bool [groups]: groups whose scores are even, near the lowest, near the highest."""
     present = scores[~scores.isnan()]
     lowest, highest = float(present.min()), float(present.max())
     near = EVEN * (highest - lowest)
@@ -252,7 +253,9 @@ def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, float]:
-    """Count rows with a score, then of these in groups whose scores differ, then of these not truncated."""
+    """Count the rows with a score, those of them in groups with differing scores, and of these, the
+    untruncated.
+    """
     if scored is None:
         return {}
     left = ~scored.missing
@@ -267,7 +270,7 @@ def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, fl
 
 
 def _by_source(records: Mapping[str, Batch]) -> dict[str, float]:
-    """Return the mean score of each data source. Returns an empty dict if rows have no source."""
+    """Return the mean score of each data source, or an empty dict if the rows have no source."""
     if "scores" not in records or SOURCE not in records or not len(records["scores"]):
         return {}
     index = records[SOURCE].axis.rows_of(records["scores"].axis)
@@ -309,6 +312,6 @@ def _logged(records: Mapping[str, Batch]) -> dict[str, float]:
 
 
 def _mean(values: Tensor) -> float:
-    """Return the mean of the finite values; 0 if there are none."""
+    """Return the mean of the finite values, or 0 if there are none."""
     finite = values[values.isfinite()]
     return float(finite.mean()) if len(finite) else 0.0

@@ -1,4 +1,4 @@
-"""Counts the rows of one run of a plan by their outcome, when all its nodes are done."""
+"""Counts the rows of a plan by their outcome, once all its nodes are done."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """For each row of an update, whether the update learned from the row, and if not, why."""
+    """Whether an update learned from each of its rows, and if not, why."""
 
     # int64 [rows]: 0 if the update learned from the row. Otherwise a key of CAUSES, or the number (counted
     # from 1) of the column in ``columns`` that is not finite in this row
@@ -36,17 +36,17 @@ class UpdateRows:
 
     @property
     def metrics(self) -> PartialMetrics:
-        """The metric ``left_out``: the number of rows that the update did not learn from.
+        """Return the metric ``left_out``, the number of rows that the update didn't learn from.
 
-        Empty if the update was not due.
+        Empty if the update wasn't due.
         """
         return {} if self.waits else known({"left_out": float((self.broken != 0).sum())})
 
 
 class RowOrigins(NamedTuple):
-    """The origin of each row of an axis: the node that sampled it, and its index among that node's rows.
+    """Where each row of an axis comes from: the node that sampled it, and its index among that node's rows.
 
-    Both are int64 [rows]. ``node`` is -1 for a row that no node sampled.
+    Both are int64 [rows]. ``node`` is -1 for a row that wasn't sampled.
     """
 
     node: Tensor
@@ -66,11 +66,14 @@ CHOSEN_AWAY, OWN = 1, 4
 class Ledger:
     """Collects the outcomes of rows while a plan runs.
 
-    ``axes``: axis of the graph → the real row axis of this iteration.
+    ``axes``: this iteration's row axis for each axis of the graph.
     """
 
     def __init__(self, graph: Graph, axes: Mapping[int, Axis], longest: float = math.inf) -> None:
-        """Start without outcomes. ``longest``: the maximum number of tokens in a follow-up prompt."""
+        """Create a ledger without outcomes.
+
+        ``longest``: the maximum number of tokens in a follow-up prompt.
+        """
         self.graph, self.axes, self.longest = graph, axes, longest
         self.updates: dict[int, UpdateRows] = {}
         # node → cause of failure of each row's episode; empty if it did not fail
@@ -82,7 +85,7 @@ class Ledger:
         self._lengths: dict[int, Tensor] = {}
 
     def sampled(self, node: Node, rows: Batch) -> None:
-        """Record the rows that a node made.
+        """Record the rows made by a node.
 
         The rows of a `repeat` may be prompts, which have no tokens.
         """
@@ -95,7 +98,7 @@ class Ledger:
     def account(self) -> RowAccount:
         """Return the account of all rows of this graph.
 
-        Rows that the body of a `repeat` returns are not included: the `repeat` itself accounts for them.
+        Rows returned by the body of a `repeat` aren't included: the `repeat` accounts for them.
         """
         total = RowAccount()
         every = {**{i: rows.lengths for i, rows in self.placed.items()}, **self._lengths}
@@ -133,11 +136,13 @@ class Ledger:
         return total
 
     def _learns_from(self, stage: int) -> bool:
-        """Return True if an update learns from the tokens that the stage with the id ``stage`` returns."""
+        """True if an update learns from the tokens returned by the stage with the id ``stage``."""
         return any(node.op is Op.UPDATE and self._maker(node, "tokens") == stage for node in self.graph.nodes)
 
     def _maker(self, node: Node, parameter: str) -> int | None:
-        """Return the id of the node that gives the input ``parameter`` of ``node``; None if it has none."""
+        """Return the id of the node that supplies the input ``parameter`` of ``node``, or None if there is
+        none.
+        """
         return next((item.column.node for item in node.inputs if item.parameter == parameter), None)
 
     @property
@@ -147,10 +152,10 @@ class Ledger:
     def _sources(
         self, node: Node, here: Tensor | None, elsewhere: Tensor | None
     ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
-        """Yield (name, rows, other rows) for each name under which rows of a node are counted.
+        """Yield (name, rows, other rows) for each name that the rows of a node are counted under.
 
-        The rows are bool [rows]. Rows of one node have two names if a stage in a `repeat` replaced some of
-        them: the node that sampled, and the stage.
+        Both masks are bool [rows]. If a stage in a `repeat` replaced some rows of a node, there are two
+        names: the node that sampled and the stage.
         """
         marked = self.marked.get(node.id)
         if marked is None:
@@ -162,7 +167,7 @@ class Ledger:
         yield placer_of(node), there & marked, others | (there & ~marked)
 
     def _returned(self, outcomes: Mapping[int, _RowOutcomes]) -> dict[int, Tensor]:
-        """Return node id → bool [rows]: True at rows that the body of a `repeat` returns as sampled."""
+        """For each node id, return bool [rows]: True for rows that a `repeat`'s body returns as sampled."""
         where = {i: torch.zeros(len(lengths), dtype=torch.bool) for i, lengths in self._lengths.items()}
         if self._in_body and self.graph.rows in self.axes:
             origins = self._with_placed(self.graph.rows, result_maker(self.graph), outcomes)
@@ -171,7 +176,7 @@ class Ledger:
         return where
 
     def replaced(self) -> Tensor | None:
-        """Return bool [rows]: True at rows that the body of a `repeat` returns with tokens of a stage.
+        """Return bool [rows], True for rows that a `repeat`'s body returns with tokens made by a stage.
 
         Returns None if no stage of the body returns tokens.
         """
@@ -187,9 +192,9 @@ class Ledger:
         return where[index] if where is not None and index is not None else None
 
     def _trains(self, axis: int) -> bool:
-        """Return True if an update learns from rows of the axis.
+        """True if an update learns from rows of the axis.
 
-        If this graph is the body of a `repeat`, returned rows count too.
+        In the body of a `repeat`, the rows that it returns also count.
         """
         axes = [node.axis for node in self.graph.nodes if node.op is Op.UPDATE] + [
             self.graph.rows
@@ -197,7 +202,8 @@ class Ledger:
         return any(axis in sources(self.graph.axes, learned) for learned in axes)
 
     def _reader(self, source: Node) -> str:
-        """Return the name of the last node that reads a column of ``source``; its own name if none does."""
+        """Return the name of the last node that reads a column of ``source``, or of ``source`` if none does.
+        """
         later = reversed(self.graph.nodes[source.id + 1 :])
         return next(
             (node.name for node in later if any(item.column.node == source.id for item in node.inputs)),
@@ -207,8 +213,8 @@ class Ledger:
     def _count_too_long(self, node: Node, outcomes: Mapping[int, _RowOutcomes]) -> None:
         """Record the outcome of rows whose follow-up prompt was too long.
 
-        Follow-up prompts that continue responses from single tokens are not considered, because a row may
-        have none of them.
+        Follow-up prompts that continue responses from single tokens are ignored, because a row may have none
+        of them.
         """
         assert node.makes is not None
         if self.axes[node.makes].cut is None:
@@ -216,7 +222,7 @@ class Ledger:
             self._end(self.origins(node.axis), self._not_in(node), outcomes, end, lambda source: CHOSEN_AWAY)
 
     def _not_in(self, node: Node) -> Tensor:
-        """Return bool [rows]: True at input rows of a node that have no row in its output."""
+        """Return bool [rows], True for input rows of a node that are missing from its output."""
         assert node.makes is not None
         index, lacking = self.axes[node.makes].index, torch.ones(len(self.axes[node.axis]), dtype=torch.bool)
         if index is not None:
@@ -272,10 +278,10 @@ class Ledger:
             )
 
     def _with_placed(self, axis: int, maker: int | None, outcomes: Mapping[int, _RowOutcomes]) -> RowOrigins:
-        """Return the origins of the rows of ``axis``, whose tokens the node ``maker`` made.
+        """Return the origins of the rows of ``axis``, whose tokens were made by the node ``maker``.
 
-        If a stage replaced the tokens of a row, the origin of the row is the stage, and the outcome of the
-        sampled row is "replaced".
+        If a stage replaced a row's tokens, the row's origin is the stage, and the sampled row gets the
+        outcome "replaced".
         """
         origins = self.origins(axis)
         index = (
@@ -297,9 +303,9 @@ class Ledger:
         return RowOrigins(torch.where(gone, maker, origins.node), torch.where(gone, index, origins.row))
 
     def _index(self, axis: int, origin: int) -> Tensor | None:
-        """Return the index in the axis ``origin`` of each row of ``axis``, int64 [rows].
+        """Return the index of each row of ``axis`` in the axis ``origin``, int64 [rows].
 
-        Returns None if the rows of ``axis`` were not chosen from ``origin``.
+        Returns None if the rows of ``axis`` weren't chosen from ``origin``.
         """
         index = torch.arange(len(self.axes[axis]))
         for step in chosen_from(self.graph.axes, axis):
@@ -312,7 +318,7 @@ class Ledger:
         return None
 
     def _failed(self, origins: RowOrigins) -> Iterator[tuple[str, Tensor]]:
-        """Yield (cause, bool [rows]) for each cause of failed episodes among the rows."""
+        """For each cause of failed episodes, yield (cause, bool [rows])."""
         for source, causes in self.failed.items():
             own = origins.node == source
             for cause in sorted(set(filter(None, causes))):
@@ -349,20 +355,20 @@ class Ledger:
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """The rows that a stage returned with tokens of its own."""
+    """The rows that a stage returned with tokens other than the sampled ones."""
 
     where: Tensor  # bool [rows]: the stage changed the tokens of the row
     lengths: Tensor  # int64 [rows]: tokens of each row
 
 
 class _RowOutcomes:
-    """The outcome of each row that a node sampled, as an index into ``ends``, with a rank.
+    """The outcome of each row sampled by a node, as an index into ``ends``, and its rank.
 
-    An outcome with a higher rank replaces an outcome with a lower rank.
+    An outcome replaces another only if its rank is higher.
     """
 
     def __init__(self, lengths: Tensor, reader: str) -> None:
-        """Give all rows the outcome "read only" by the node ``reader``.
+        """Start with the outcome "read only", by the node ``reader``, for every row.
 
         lengths: int64 [rows], tokens of each row.
         """
@@ -373,9 +379,8 @@ class _RowOutcomes:
         self.maskers: dict[End, str] = {}
 
     def mask(self, rows: Tensor, end: End, tokens: Tensor, stage: str) -> None:
-        """Set how many tokens of each row in ``rows`` had the outcome ``end``.
-
-        ``stage`` masked out the other tokens.
+        """Record how many tokens of each of ``rows`` had the outcome ``end``; ``stage`` masked out the
+        others.
 
         tokens: int64, one number for each of ``rows``.
         """
@@ -388,7 +393,7 @@ class _RowOutcomes:
     ) -> None:
         """Add the outcomes of the rows to the account ``total``, under ``name``.
 
-        here, bool [rows]: the rows to count; None counts all rows. ``elsewhere``: as in ``Count.of``.
+        here: bool [rows], the rows to count; None counts all rows. ``elsewhere``: as in ``Count.of``.
         """
         for number, end in enumerate(self.ends):
             ended = self.end == number if here is None else here & (self.end == number)
@@ -397,7 +402,7 @@ class _RowOutcomes:
                 total.end(name, End(RowOutcome.LEFT_OUT, self.maskers[end], "masked"), Count(0, 0, masked))
 
     def set(self, rows: Tensor, end: End, rank: int) -> None:
-        """Set the outcome of ``rows``, except rows with an outcome of this rank or a higher rank."""
+        """Set the outcome of ``rows``, unless they already have one of this rank or higher."""
         rows = rows[self.rank[rows] < rank]
         if end not in self.ends:
             self.ends.append(end)
@@ -406,10 +411,10 @@ class _RowOutcomes:
 
 
 def source_of(node: Node) -> str:
-    """Return the name under which the rows of a node are counted.
+    """Return the name that the rows of a node are counted under.
 
-    This is the node's own name. For a `repeat`, it is the name of the node in its body that samples the
-    returned rows.
+    For a `repeat`, this is the node in its body that samples the returned rows. For any other node, it is the
+    node's own name.
     """
     if node.body is None:
         return node.name
@@ -421,7 +426,7 @@ def source_of(node: Node) -> str:
 
 
 def placer_of(node: Node) -> str:
-    """Return the stage in the body of a `repeat` that made the returned tokens; "" if they are as sampled."""
+    """Return the stage in a `repeat`'s body that made the returned tokens, or "" if they are as sampled."""
     maker = result_maker(node.body) if node.body is not None else None
     if node.body is None or maker is None:
         return ""
@@ -430,7 +435,7 @@ def placer_of(node: Node) -> str:
 
 
 def result_maker(graph: Graph) -> int | None:
-    """Return the id of the node that makes the tokens of a graph's results; None without tokens."""
+    """Return the id of the node that makes the tokens of a graph's results, or None without tokens."""
     return next((item.column.node for item in graph.results if item.parameter == "tokens"), None)
 
 

@@ -1,7 +1,7 @@
-"""Stores the columns of an iteration until their last reader is done.
+"""Stores the columns of an iteration until the last node that reads them is done.
 
-This module also measures how far an update with a single step moved the policy: it computes the log-probs of
-a few rows again.
+This module also measures how far a single-step update moved the policy, by recomputing the log-probs of a few
+rows.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Store:
         self._lock = threading.Lock()
 
     def put(self, node: Node, batch: Batch, names: tuple[str, ...]) -> None:
-        """Store the columns ``names`` that a node gives.
+        """Store the columns ``names`` that a node returned.
 
-        In ``batch``, the columns have the names that the node's function uses.
+        In ``batch``, the columns have the names used by the node's function.
         """
         with self._lock:
             if self._closed:
@@ -71,7 +71,7 @@ class Store:
     def parts(self, plan: Plan, node: Node, fetch: Fetch) -> list[Batch]:
         """Return the batches that a `concat` node joins.
 
-        Each batch has the rows of its part, and the columns that are later read from the joined rows.
+        Each batch has the rows of its part, with the columns that are later read from the joined rows.
         """
         needed, batches = set(plan.keeps(node)), []
         for number, part in enumerate(plan.graph.axes[node.rows_axis].parts):
@@ -108,10 +108,10 @@ MOVED = "funnel/moved"  # metric of an update; an update with several steps meas
 def after_one_step(
     engine: Engine, role: str, batch: Batch, metrics: PartialMetrics, call_options: CallOptions
 ) -> PartialMetrics:
-    """Return the metrics of an update. If the update had a single step, add the metric MOVED.
+    """Return the metrics of an update, with MOVED added if the update had a single step.
 
     MOVED is the mean of |new log-prob - ``logprobs``| over tokens under the mask, in nats, for at most ROWS
-    rows. If the batch does not have the columns ``logprobs`` and ``mask``, MOVED is not added.
+    rows. It's left out if the batch lacks the column ``logprobs`` or ``mask``.
     """
     if (
         MOVED not in metrics

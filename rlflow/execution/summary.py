@@ -1,4 +1,4 @@
-"""The summary of an iteration: health metrics, a few rows as samples, and rows with non-finite values."""
+"""Summarizes an iteration: health metrics, a few sample rows, and the rows with non-finite values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class IterationSummary:
 def summarise(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> IterationSummary:
     """Return the health metrics, samples and non-finite rows of an iteration.
 
-    ``records``: name → batch with this recorded column. ``judged``: which of these columns are scores or
+    ``records``: for each name, a batch with this column. ``judged``: which of these columns are scores or
     depend on scores.
     """
     scored = len(records["scores"]) if "scores" in records else 0
@@ -47,7 +47,7 @@ def summarise(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) 
 def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:
     """Return the first ``limit`` recorded rows as plain values.
 
-    A row has its prompt, answer, completion, finish reason and score, and the turns of an episode.
+    Each has its prompt, answer, completion, finish reason and score, and the turns of its episode.
     """
     texts = {
         name: batch
@@ -88,7 +88,7 @@ def broken_rows(records: Mapping[str, Batch]) -> list[str]:
 
 
 def largest(records: Mapping[str, Batch]) -> tuple[str, float]:
-    """Return the watched column with the largest finite absolute value, and this value.
+    """Return the name of the watched column with the largest finite absolute value, and that value.
 
     Returns ("", 0.0) if there are no finite values.
     """

@@ -1,6 +1,6 @@
 """Partial metrics: each rank or chunk computes its part of a metric, and the parts are merged.
 
-Sums are exact, so a metric does not depend on how rows are divided over ranks or chunks.
+Sums are exact, so a metric doesn't depend on how rows are split over ranks or chunks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kind = Literal["mean", "max", "sum"]
 class PartialMetric:
     """The sum, count and maximum of some values.
 
-    ``kind`` says which metric is made of them: a mean, maximum or sum.
+    ``kind`` says which metric they make: a mean, maximum or sum.
     """
 
     total: Fraction | float
@@ -41,12 +41,12 @@ class PartialMetric:
 
     @staticmethod
     def sum(value: float) -> PartialMetric:
-        """Return a partial metric that is added up over ranks, such as a count."""
+        """Return a partial metric, such as a count, that is added up over ranks."""
         return PartialMetric(float(value), 1, float(value), "sum")
 
     @property
     def value(self) -> float:
-        """The merged metric; NaN for a mean or maximum of no values."""
+        """The merged metric, or NaN for a mean or maximum of no values."""
         if self.kind == "sum":
             return float(self.total)
         if not self.count:
@@ -68,9 +68,9 @@ LOW = 26
 
 
 def exact_sum(values: Tensor) -> Fraction | float:
-    """Return the sum of float64 values without rounding, so that sums of parts add up exactly.
+    """Return the sum of float64 values without rounding, so that the sums of parts add up exactly.
 
-    If a value is infinite or NaN, the result is an infinite or NaN float.
+    If a value is infinite or NaN, so is the result.
     """
     fractions, exponents = np.frexp(values.numpy())
     if not np.isfinite(fractions).all():
@@ -96,9 +96,9 @@ def merged(parts: Sequence[PartialMetrics]) -> dict[Label, PartialMetric]:
 def accumulated(
     tallies: dict[Figure, PartialMetric], more: Mapping[Figure, PartialMetric]
 ) -> dict[Figure, float]:
-    """Merge a node's metrics into ``tallies``, and return the merged value of each metric.
+    """Merge a node's metrics into ``tallies``, and return the merged value of each.
 
-    If a `repeat` calls a node in several tries, the node logs several times in an iteration.
+    A node logs more than once per iteration if a `repeat` calls it in several tries.
     """
     for figure, tally in more.items():
         tallies[figure] = tallies[figure] + tally if figure in tallies else tally
@@ -106,9 +106,9 @@ def accumulated(
 
 
 def figures(metrics: PartialMetrics, of: Of, node: str, role: str = "") -> dict[Figure, PartialMetric]:
-    """Return the partial metrics of a node with a Figure as each key.
+    """Key the partial metrics of a node by Figure.
 
-    ``of``: what kind of thing the node's metrics measure, for keys that are plain names.
+    ``of``: what the metrics measure, for keys that are plain names.
     """
     return {
         label._replace(node=node, role=role)
@@ -119,10 +119,10 @@ def figures(metrics: PartialMetrics, of: Of, node: str, role: str = "") -> dict[
 
 
 def known(metrics: Mapping[str, float]) -> dict[Label, PartialMetric]:
-    """Convert numbers that are equal on every rank to partial metrics."""
+    """Convert numbers that are the same on every rank to partial metrics."""
     return {name: PartialMetric(value, 1, value) for name, value in metrics.items()}
 
 
 def as_kind(name: str) -> Kind:
-    """Return how a stage's metric is merged: "max" if its name ends in ``_max``, else "mean"."""
+    """Return how to merge a stage's metric: "max" if its name ends in ``_max``, else "mean"."""
     return "max" if name.endswith("_max") else "mean"
