@@ -202,8 +202,7 @@ class Ledger:
         return any(axis in sources(self.graph.axes, learned) for learned in axes)
 
     def _reader(self, source: Node) -> str:
-        """Return the name of the last node that reads a column of ``source``, or of ``source`` if none does.
-        """
+        """Return the name of the last node that reads a column of ``source``, or its own if none does."""
         later = reversed(self.graph.nodes[source.id + 1 :])
         return next(
             (node.name for node in later if any(item.column.node == source.id for item in node.inputs)),
