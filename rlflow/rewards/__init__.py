@@ -1,13 +1,13 @@
-"""Score responses with reward functions, which run in worker processes.
+"""Scores responses with reward functions, which run in worker processes.
 
 A worker process that misses a row's deadline is killed. If scoring a row fails, its score is missing, never
-0. The package parses reward names, reads a reward function's file without importing it, and runs the pool of
+0. This package parses reward names, reads a reward function's file without importing it, and runs the pool of
 workers. Model-based rewards, and the assignment of rewards to roles, are in `rlflow.config.roles.rewards`.
-Workers import this package at their start, so importing it does not load torch.
+Workers import this package when they start, so importing it doesn't load torch.
 
-The process pools of the standard library and of Pebble do not fit, for three reasons. They start workers with
-multiprocessing, which passes on the complete environment. They exchange pickles, which a reward function
-could forge. Their deadlines apply to a task instead of a row.
+The process pools of the standard library and of Pebble don't fit, for three reasons. They start workers with
+multiprocessing, which passes on the whole environment. They exchange pickles, which a reward function could
+forge. And their deadlines apply to a task, not to a row.
 """
 
 from rlflow.rewards.reward import Reward, Scores, Sum, bind, score_all

@@ -1,6 +1,6 @@
-"""Score rows in a forked child of the worker process. The child exits after scoring.
+"""Scores rows in a forked child of the worker process, which exits afterwards.
 
-The worker does not see any change that scoring makes to the child's memory.
+Nothing that scoring changes in the child's memory reaches the worker.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def judged(judges: Sequence[Judge], closed: Sequence[int]) -> Iterator[Any]:
     """Call each judge in a forked child, and yield the results in order.
 
     A judge is a function without arguments that scores one row. ``closed``: file descriptors that the child
-    closes first. If the child ends early, the row that it was scoring gets ["died", message] as its result,
-    and a new child scores the remaining rows.
+    closes first. If the child dies while scoring a row, that row's result is ["died", message], and a new
+    child scores the remaining rows.
     """
     count = 0
     while count < len(judges):
@@ -50,7 +50,7 @@ class _Child:
         os.close(far)
 
     def message(self) -> Any:
-        """Return the child's next result; None at the end of the pipe, or if the bytes are not a message."""
+        """Return the child's next result, or None at the end of the pipe or if the bytes aren't a message."""
         try:
             while (body := self._reader.next()) is None:
                 data = os.read(self._near, 1 << 16)
@@ -62,7 +62,7 @@ class _Child:
             return None
 
     def ended(self) -> str:
-        """Wait until the child has ended, and describe how: "exited with code …" or "was killed by signal …".
+        """Wait until the child has ended, and say how: "exited with code …" or "was killed by signal …".
 
         If the child hangs, the pool kills it together with this worker at the row's deadline.
         """

@@ -1,7 +1,7 @@
-"""Define the permissions of reward processes.
+"""The permissions of reward processes.
 
-Processes that run rlflow's own scorers may only compute. Processes that run users' rewards have the
-permissions that the user grants.
+Processes that run rlflow's own scorers may do nothing but compute. Processes that run users' rewards may do
+what the user permits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Confinement:
     def words(self, built_in: bool, folder: str) -> str:
         """Return a worker's permissions as JSON, for its command line.
 
-        ``built_in``: whether the worker runs rlflow's own scorers, which may only compute. ``folder``: the
+        ``built_in``: True if the worker runs rlflow's own scorers, which may only compute. ``folder``: the
         worker's private folder.
         """
         folders = [os.path.abspath(os.path.expanduser(folder_name)) for folder_name in self.folders]

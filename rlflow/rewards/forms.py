@@ -1,8 +1,8 @@
-"""Call reward functions written for verl, OpenRLHF or TRL. rlflow recognises them by their parameters.
+"""Calls reward functions written for verl, OpenRLHF or TRL, which rlflow recognizes by their parameters.
 
 verl calls ``compute_score(data_source, solution_str, ground_truth, extra_info)`` for one row. OpenRLHF calls
 ``reward_func(queries, prompts, labels)`` for a batch; a query is a prompt followed by its completion. TRL
-calls ``reward(prompts, completions, …)`` for a batch, with a list for each column from the data.
+calls ``reward(prompts, completions, …)`` for a batch, with a list for each column of the data.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ RENAMED = ("prompt", "completion", "tokens", CONVERSATION, MODEL_PROMPT)
 
 
 def form_of(parameters: Collection[str]) -> Form | None:
-    """Return the calling convention of a function with these parameters; None for rlflow's own.
+    """Return the calling convention of a function with these parameters, or None if it's rlflow's own.
 
     In rlflow's own convention, each parameter names a column.
     """
@@ -75,7 +75,7 @@ def form_of(parameters: Collection[str]) -> Form | None:
 
 
 def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function written for verl, so that it can be called with rlflow's columns and data fields."""
+    """Wrap a function written for verl, so that it takes rlflow's columns and data fields."""
     takes = _takes(function, VERL.parameters)
 
     def scored(*, completion: str, answer: Any = None, **fields: Any) -> Any:
@@ -91,8 +91,8 @@ def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
 def by_batch(function: Callable[..., Any], rows: Sequence[Row], form: Form = OPENRLHF) -> Iterator[Any]:
     """Call a function that scores several rows at once, and yield the verdict on each row.
 
-    The function is called once for all rows. If this call raises, the function is called for each row
-    separately.
+    There is a single call for all rows. If it raises an exception, the function is called again for each row
+    on its own.
     """
     try:
         yield from _verdicts(_called(function, rows, form), len(rows))
@@ -121,7 +121,7 @@ def _lists_of_openrlhf(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _lists_of_trl(rows: Sequence[Row], log: _Log) -> dict[str, Any]:
-    """Return what TRL passes for these rows: lists with a value per row, and the functions that log."""
+    """Return what TRL passes for these rows: lists with a value per row, and functions for logging."""
     names = dict.fromkeys(name for row in rows for name in row if name not in RENAMED)
     prompts, completions = zip(*map(conversation, rows), strict=True)
     return {
@@ -135,7 +135,7 @@ def _lists_of_trl(rows: Sequence[Row], log: _Log) -> dict[str, Any]:
 
 
 class _Log:
-    """The values that a function written for TRL logs while it scores ``count`` rows."""
+    """What a function written for TRL logs while it scores ``count`` rows."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -164,8 +164,8 @@ def conversation(row: Row) -> tuple[Any, Any]:
 def asked(row: Row) -> tuple[str, str, Any]:
     """Return (query, prompt, label) of a row, as OpenRLHF passes them.
 
-    The query is the prompt followed by its completion. The prompt is the text that the model read, including
-    the chat template. For a follow-up prompt, it is the column ``prompt``, without the chat template.
+    The query is the prompt followed by the completion. The prompt is the text that the model read, including
+    the chat template. A follow-up prompt is the column ``prompt``, without the chat template.
     """
     prompt = row.get(MODEL_PROMPT, row["prompt"])
     return prompt + row["completion"], prompt, row.get("label", row.get("answer"))
@@ -179,10 +179,10 @@ def _takes(function: Callable[..., Any], passed: Iterable[str]) -> list[str]:
 
 
 def _verdicts(returned: Any, count: int) -> list[Any]:
-    """Split the return value of one call for all rows into a verdict on each of the ``count`` rows.
+    """Split what one call for all rows returned into a verdict on each of the ``count`` rows.
 
-    The value is a list with a number for each row, or a dictionary with such a list under ``rewards``.
-    Further lists with a value per row may be in the dictionary or in its ``extra_logs``.
+    ``returned``: a list with a number per row, or a dictionary with such a list under ``rewards``. The
+    dictionary, or its ``extra_logs``, may have more lists with a value per row.
     """
     rewards = returned.get("rewards") if isinstance(returned, Mapping) else returned
     scores = _row_values(rewards, count)
@@ -205,7 +205,7 @@ def _verdicts(returned: Any, count: int) -> list[Any]:
 
 
 def _row_values(value: Any, count: int) -> list[Any] | None:
-    """Convert a list, tensor or array to a list of ``count`` values; None if it has another length."""
+    """Convert a list, tensor or array to a list of ``count`` values, or None if it has another length."""
     listed = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(listed, int | float) and count == 1:
         return [listed]

@@ -1,6 +1,6 @@
-"""Encode messages between a pool and its worker processes.
+"""Encodes messages between a pool and its worker processes.
 
-A message has plain values, and records of errors. Pickle is never used.
+A message consists of plain values and records of errors. Pickle is never used.
 """
 
 from __future__ import annotations
@@ -24,16 +24,13 @@ _LENGTH = struct.Struct("<I")
 
 
 def packed(message: Any) -> bytes:
-    """Return a message as a frame.
-
-    Lone surrogates in text are preserved.
-    """
+    """Encode a message as a frame. Lone surrogates in text are preserved."""
     body = _encoded(message)
     return _LENGTH.pack(len(body)) + body
 
 
 def unpacked(body: bytes) -> Any:
-    """Return the message in a frame's body. Raises ValueError if the body is not a message."""
+    """Decode the message in a frame's body. Raises ValueError if the body isn't a message."""
     return _decoded(body, _record)
 
 
@@ -47,7 +44,7 @@ def _decoded(body: bytes, extension: Callable[[int, bytes], Any]) -> Any:
 
 
 def _extension(value: object) -> msgpack.ExtType:
-    """Return a record for msgpack, with its strings cut to the bounds."""
+    """Return a record for msgpack, with its strings cut to the length limits."""
     if not isinstance(value, RemoteFailure):
         raise TypeError(f"a message contains {type(value).__name__}")
     parts = astuple(replace(value, notes=value.notes[-NOTES:]))
@@ -68,8 +65,8 @@ def _record(code: int, body: bytes) -> RemoteFailure:
 def reply(number: int, place: int, body: Any) -> list[Any]:
     """Encode a reply as a frame.
 
-    ``number``: the number of its request. ``place``: the index of its row in the request, or ``WHOLE`` for a
-    reply to the complete request. ``body``: the content.
+    ``number``: the number of the request. ``place``: the index of the row in the request, or ``WHOLE`` for a
+    reply to the whole request. ``body``: the content.
     """
     return [number, place, body]
 
@@ -77,7 +74,7 @@ def reply(number: int, place: int, body: Any) -> list[Any]:
 class FrameReader:
     """Splits a stream of bytes into the bodies of its frames.
 
-    ``limit``: maximum number of bytes in a body.
+    ``limit``: the largest body allowed, in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -90,7 +87,7 @@ class FrameReader:
         self._buffer += data
 
     def next(self) -> bytes | None:
-        """Return the body of the next frame; None if more bytes are needed.
+        """Return the body of the next frame, or None if more bytes are needed.
 
         Raises ValueError if the body is longer than the limit.
         """

@@ -1,6 +1,4 @@
-"""Explain errors that the sandbox causes in reward functions: name the flag that allows the refused
-action.
-"""
+"""Explains errors that the sandbox causes in reward functions, naming the flag that allows the action."""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ VARIABLE = "rewards can read only the environment variables given by --reward-en
 
 
 def hint(error: BaseException) -> str:
-    """Return a hint for the error's record; empty if the sandbox did not cause the error."""
+    """Return a hint for an error's record, or an empty string if the sandbox didn't cause the error."""
     return next(filter(None, map(_remark, causes(error))), "")
 
 
 def _remark(error: BaseException) -> str:
-    """Return the hint for an error, without regard to its causes; empty if the sandbox does not cause such
+    """Return the hint for an error itself, ignoring its causes. Empty if the sandbox doesn't cause such
     errors.
     """
     if isinstance(error, socket.gaierror):
@@ -47,7 +45,7 @@ def _remark(error: BaseException) -> str:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, its causes, and errors wrapped as arguments of other errors, as in urllib.
+    """Yield the error, its causes, and errors passed as arguments to other errors, as urllib does.
 
     Causes hidden by ``from None`` are skipped.
     """

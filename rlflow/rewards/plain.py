@@ -1,7 +1,7 @@
-"""Protect reasoning-gym scorers that evaluate answers as code.
+"""Protects reasoning-gym scorers that evaluate answers as code.
 
-Such a scorer gets only plain answers. A plain answer has the format that its task expects, and contains no
-name, call or attribute that could do more than compute a value. Other answers are only compared as text.
+Such a scorer gets only plain answers: they have the format that the task expects, and no name, call or
+attribute in them can do more than compute a value. Other answers are only compared as text.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ HIDDEN = re.compile(r"\)\s*\(|\.\s*[A-Za-z]|[A-Za-z]\s*\.")  # calls of parenthe
 
 
 def is_literal(text: str) -> bool:
-    """Whether the text is a Python literal, or words without a call, so that evaluating it has no side
-    effects.
-    """
+    """True for a Python literal, or words without a call: text that can be evaluated without side effects."""
     if WORDS.fullmatch(text):
         return True
     try:
@@ -70,14 +68,14 @@ def is_literal(text: str) -> bool:
 
 
 def is_sum(text: str) -> bool:
-    """Whether the text contains only numbers, the operators + - * /, and parentheses."""
+    """True if the text has only numbers, the operators + - * /, and parentheses."""
     return SUM.fullmatch(text) is not None and not re.search(r"[\d.)]\s*\(", text)
 
 
 def is_formula(text: str) -> bool:
-    """Whether the text is a formula that is safe to evaluate.
+    """True if the text is a formula that is safe to evaluate.
 
-    A formula may contain numbers, one-letter variables, operators, parentheses and known functions.
+    It may have numbers, one-letter variables, operators, parentheses and known functions.
     """
     if not CHARACTERS.fullmatch(text) or HIDDEN.search(text):
         return False
@@ -105,16 +103,16 @@ UNREADABLE = ")"  # text that the scorers cannot parse
 
 
 def evaluates(task: str) -> bool:
-    """Whether the scorer of a reasoning-gym task evaluates answers as code, or might do so."""
+    """True if the scorer of a reasoning-gym task evaluates answers as code, or might do so."""
     return task in EVALUATING or task == COMPOSITE
 
 
 def readable(task: str, answer: str, entry: Mapping[str, Any]) -> str:
-    """Return the text that a reasoning-gym scorer gets in place of a model's answer.
+    """Return the text to give to a reasoning-gym scorer in place of a model's answer.
 
-    If the answer is plain, or if the scorer does not evaluate code, this is the answer itself. If another
-    answer equals the correct answer in ``entry``, it is the correct answer. Otherwise it is a string that
-    cannot be parsed, which gets the score of a meaningless answer.
+    A plain answer is returned as it is, and so is any answer if the scorer doesn't evaluate code. An answer
+    that equals the correct one in ``entry`` is replaced by the correct one. For any other answer, the text
+    can't be parsed, and scores as a meaningless answer would.
     """
     plain = EVALUATING.get(str(entry["metadata"]["source_dataset"]) if task == COMPOSITE else task)
     if plain is None or (len(answer) <= LONGEST and plain(answer)):

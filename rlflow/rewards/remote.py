@@ -1,8 +1,8 @@
-"""Score rows with a server that uses the protocol of OpenRLHF's remote reward models.
+"""Scores rows on a server that uses the protocol of OpenRLHF's remote reward models.
 
 A batch is sent as ``POST URL`` with ``{"query": […], "prompts": […], "labels": […]}``; a query is a prompt
-followed by its completion. The server answers ``{"rewards": […]}`` with one number for each row. If scoring a
-row fails, its score is missing, never 0.
+followed by its completion. The server answers ``{"rewards": […]}`` with one number per row. If scoring a row
+fails, its score is missing, never 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Batches:
 
 
 class RemoteReward:
-    """Scores rows with a server. Sends up to IN_FLIGHT concurrent requests of BATCH rows each.
+    """Scores rows on a server, with up to IN_FLIGHT requests of BATCH rows each at a time.
 
     ``submit`` and ``wait`` work as in `RewardPool`.
     """
@@ -51,7 +51,7 @@ class RemoteReward:
     ) -> _Batches:
         """Start scoring rows, and return the call to pass to ``wait``.
 
-        ``rows``: for each row, the values of the columns ``names``. ``timeout``: seconds for a batch,
+        ``rows``: for each row, the values of the columns ``names``. ``timeout``: seconds for each batch,
         including retries while the server is busy.
         """
         judged = [given_back(dict(zip(names, row, strict=True))) for row in rows]
@@ -61,7 +61,7 @@ class RemoteReward:
         )
 
     def wait(self, call: _Batches) -> Results:
-        """Wait for the rows of a submitted call, and return their results.
+        """Wait until the rows of a submitted call are scored, and return their results.
 
         Raises RuntimeError if ``close`` was called.
         """
@@ -104,10 +104,7 @@ def _question(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _read(body: bytes, count: int) -> list[Any]:
-    """Parse the server's answer, and return its list of ``count`` rewards.
-
-    Raises Unanswered if it is invalid.
-    """
+    """Parse the server's answer into a list of ``count`` rewards. Raises Unanswered if it's invalid."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Reward: a scorer with a weight, bound to a pool of processes.
+"""A scorer with a weight, bound to a pool of processes.
 
-Several rewards are combined by their weighted sum. If one of the scores is missing, the sum is missing. If a
-function written for TRL returns None, it does not apply to the row, and the sum is that of the other rewards.
+Several rewards are combined by a weighted sum, which is missing if any of the scores is. If a function
+written for TRL returns None, it doesn't apply to the row, and the others are summed without it.
 """
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ class Reward:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Names of the row columns that the reward requires."""
+        """The names of the row columns that the reward requires."""
         return self.scorer.reads
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Names of the row columns that the reward uses only if a batch has them."""
+        """The names of the row columns that the reward uses only if a batch has them."""
         return self.scorer.optional
 
     def check(self, columns: Mapping[str, Kind]) -> None:
         """Check the columns that the reward reads. ``columns``: the kind of each available column, by name.
 
-        Raises PlanError if a required column is missing, or if a column that the reward reads does not have
-        one value per row.
+        Raises PlanError if a required column is missing, or if one that it reads doesn't have one value per
+        row.
         """
         readable = [name for name, kind in columns.items() if kind.level in READABLE]
         for name in (*self.reads, *(name for name in self.optional if name in columns)):
@@ -112,19 +112,19 @@ class Reward:
                 )
 
     def score(self, batch: Batch) -> Scores:
-        """Return the scores of the batch's rows, float32 [rows].
+        """Score the rows of a batch, float32 [rows].
 
-        Raises PlanError if a column is missing or the scorer cannot be loaded.
+        Raises PlanError if a column is missing or the scorer can't be loaded.
         """
         import torch
 
         return self.scores(self.judged(self._submit(batch)), torch.float32)
 
     def judged(self, call: Any) -> Results:
-        """Wait for a submitted call, and return its results.
+        """Wait for a submitted call and return its results.
 
-        If a reward function did not return a number for a row, the row's message names the function's file
-        and line.
+        For rows where a reward function didn't return a number, the message names the function's file and
+        line.
         """
         results = self.pool.wait(call)
         for cause in OF_VALUES if self.place else ():
@@ -157,23 +157,20 @@ class Reward:
 
 
 def _judged(name: str, scorer: ScorerSpec, batch: Batch) -> str:
-    """Return the column that a scorer reads for its parameter ``name``.
+    """Return the column to use for a scorer's parameter ``name``.
 
-    In episodes, rlflow's own scorers read the model's last turn instead of the full completion.
+    In episodes, rlflow's own scorers read the model's last turn, not the whole completion.
     """
     return "said" if name == "completion" and scorer.kind in BUILT_IN and "said" in batch else name
 
 
 def _column(name: str, batch: Batch) -> str | None:
-    """Return the batch column for a parameter: its column, or else its data field.
-
-    None if there is neither.
-    """
+    """Return the batch column for a parameter: its column, or else its data field, or None without either."""
     return next((column for column in (name, field_column(name)) if column in batch), None)
 
 
 def _values(batch: Batch, name: str) -> list[Any]:
-    """Return a column as a list with a value per row; for a token column, a list of numbers per row."""
+    """Return a column as a list with one value per row. For a token column, that's a list of numbers."""
     if name in batch and batch.data[name].ragged:
         return batch.data[name].lists()
     column = batch[name]
@@ -199,9 +196,9 @@ def submit_all(rewards: Sequence[Reward], batch: Batch) -> list[tuple[Reward, An
 def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype, alone: bool = True) -> Sum:
     """Wait for all calls of a batch, and return the weighted sum of their rewards as float64.
 
-    ``calls``: the return value of ``submit_all``. ``rows``: number of rows in the batch. ``dtype``: dtype of
-    each reward's scores. ``alone``: whether these are all rewards of the rows. If not, the sum is 0 for rows to
-    which none of them applies.
+    ``calls``: what ``submit_all`` returned. ``rows``: the number of rows in the batch. ``dtype``: dtype of
+    each reward's scores. ``alone``: True if the rows have no other rewards. If False, rows to which none of
+    these rewards applies get the sum 0.
     """
     import torch
 
@@ -218,9 +215,9 @@ def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype, alone: 
 
 
 def _without_inapplicable(part: Scores, nowhere: int) -> Scores:
-    """Return the scores of a reward, counting None as missing only in rows to which no reward applies.
+    """Return a reward's scores, counting None as missing only for rows to which no reward applies.
 
-    ``nowhere``: the number of these rows.
+    ``nowhere``: the number of such rows.
     """
     if part.inapplicable is None:
         return part
@@ -231,7 +228,7 @@ def _without_inapplicable(part: Scores, nowhere: int) -> Scores:
 def held(total: Tensor, dtype: Dtype) -> tuple[Tensor, int]:
     """Convert sums from float64 to ``dtype``, and return (sums, number of overflows).
 
-    A sum that is too large for ``dtype`` becomes NaN.
+    Sums too large for ``dtype`` become NaN.
     """
     out = total.to(dtype)
     lost = out.isinf()
@@ -239,7 +236,7 @@ def held(total: Tensor, dtype: Dtype) -> tuple[Tensor, int]:
 
 
 def same_fields(reward: Reward, source: str, own: Mapping[str, Kind], every: Mapping[str, Kind]) -> None:
-    """Raise PlanError if a reward reads a column that other data sources have and ``source`` lacks.
+    """Raise PlanError if a reward reads a column that ``source`` lacks but other data sources have.
 
     ``own``: columns of ``source``. ``every``: columns of all sources.
     """
@@ -263,11 +260,11 @@ def bind(
     timeout: float = 60.0,
     unsafe: bool = False,
 ) -> list[Reward]:
-    """Bind rewards to a pool, and return rewards with unique names that can score rows.
+    """Bind rewards to a pool. The returned rewards have unique names and can score rows.
 
-    ``data``: the data set, which provides the scorer of the reward ``task``. ``timeout``: seconds to score a
-    row. ``unsafe``: whether scorers that evaluate text as code may run on a machine that cannot isolate them.
-    Raises PlanError if the data set has no scorer, or if the scorer cannot be isolated. Raises ValueError for
+    ``data``: the data set, which provides the scorer of the reward ``task``. ``timeout``: seconds for each
+    row. ``unsafe``: True to allow scorers that evaluate text as code on a machine that can't isolate them.
+    Raises PlanError if the data set has no scorer, or if the scorer can't be isolated. Raises ValueError for
     a reward model, which must be bound as a role.
     """
     names = Counter[str]()
@@ -313,7 +310,7 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
 def _required(names: tuple[str, ...], form: Form | None, data: Judged | None) -> tuple[str, ...]:
     """Return the columns that a reward requires.
 
-    If the data have the ground-truth field of ``form``, this field replaces the column ``answer``.
+    If the data has the ground-truth field of ``form``, it takes the place of the column ``answer``.
     """
     if form is None or data is None or not form.truth or field_column(form.truth) not in data.columns:
         return names
@@ -335,9 +332,7 @@ def _task(data: Judged | None, unsafe: bool) -> ScorerSpec:
 
 
 def _must_be_isolated(task: str) -> None:
-    """Raise PlanError if the scorer of ``task`` evaluates text as code and this machine cannot isolate the
-    scorer.
-    """
+    """Raise PlanError if the scorer of ``task`` evaluates text as code and this machine can't isolate it."""
     if lacks := probe.missing():
         raise PlanError.of(
             "scorer-unsafe",

@@ -1,11 +1,10 @@
-"""RewardPool: worker processes that stay loaded and score rows.
+"""Worker processes that stay loaded and score rows.
 
-If a row hangs or crashes its process, only that row's score is lost. Another process scores the remaining
-rows.
+If a row hangs or crashes its process, only that row's score is lost, and another process scores the rest.
 
-Starting a process takes more CPU time than most rewards need for a batch. The pool therefore starts with one
-process, and adds processes when rows have to wait. It grows up to the number of cores. It grows further only
-if its processes mostly wait, for example for a judge model on another machine.
+Starting a process takes more CPU time than most rewards need for a batch. So the pool starts with a single
+process, and adds more when rows have to wait, up to the number of cores. It only grows further if its
+processes mostly wait, for example for a judge model on another machine.
 """
 
 from __future__ import annotations
@@ -60,10 +59,7 @@ CAUSES = (NONE, "nan", "overflow", "type", "raised", "timeout", "died")
 
 @dataclass(eq=False)
 class _Call:
-    """One call of ``submit`` in progress.
-
-    Slot threads store results, and one thread waits for all of them.
-    """
+    """A call of ``submit`` in progress. Slot threads store results, and one thread waits for all of them."""
 
     scorer: ScorerSpec
     names: tuple[str, ...]  # names of the columns in ``rows``
@@ -79,7 +75,7 @@ class _Call:
     def put(self, row: int, reply: Any) -> None:
         """Store the result of a row.
 
-        ``reply``: a number; a dictionary with the score and further numbers or an answer; or (cause, reason).
+        ``reply``: a number, a dictionary with the score and further numbers or an answer, or (cause, reason).
         """
         with self.lock:
             if isinstance(reply, dict):
@@ -108,7 +104,7 @@ class _Call:
 
 @dataclass(frozen=True, eq=False)
 class _Chunk:
-    """Adjacent rows of a call that are sent to one worker in one message."""
+    """Adjacent rows of a call, sent to one worker in a single message."""
 
     call: _Call
     rows: range
@@ -118,10 +114,9 @@ class _Chunk:
 class RewardPool(WorkerPool[_Chunk]):
     """Up to ``workers`` processes for users' rewards, and up to ``workers`` more for built-in scorers.
 
-    All rewards of a run share the pool, and several threads may use it at once. If ``workers`` is not given,
-    the number of processes depends on the machine and the rewards. The first process starts with the first
-    request. ``confinement``: the permissions of users' rewards. ``clock``: returns the seconds used for row
-    deadlines.
+    All rewards of a run share the pool, and threads may use it concurrently. If ``workers`` isn't given, the
+    number of processes depends on the machine and the rewards. The first request starts the first process.
+    ``confinement``: the permissions of users' rewards. ``clock``: the clock for row deadlines, in seconds.
     """
 
     def __init__(
@@ -173,10 +168,10 @@ class RewardPool(WorkerPool[_Chunk]):
         return call
 
     def wait(self, call: _Call) -> Results:
-        """Wait for a submitted call, and return the results of its rows.
+        """Wait until the rows of a submitted call are scored, and return their results.
 
-        Raises the error that ended the call: PlanError for a scorer that cannot be loaded, RuntimeError for a
-        closed pool.
+        Raises the error that ended the call: PlanError if the scorer can't be loaded, RuntimeError if the
+        pool is closed.
         """
         try:
             while not call.done.wait(STEP):
@@ -189,7 +184,7 @@ class RewardPool(WorkerPool[_Chunk]):
         return call.results
 
     def close(self) -> None:
-        """Kill all workers. Threads that wait for scores get RuntimeError."""
+        """Kill all workers. Threads that are waiting for scores get RuntimeError."""
         for remote in self._remotes.values():
             remote.close()
         super().close()
@@ -197,7 +192,7 @@ class RewardPool(WorkerPool[_Chunk]):
     def remote(self, url: str) -> RemoteReward:
         """Return the client for the reward server at ``url``.
 
-        All rewards that use this server share the client. Closing the pool closes the client.
+        Rewards that use the same server share it, and closing the pool closes it.
         """
         from rlflow.rewards.remote import RemoteReward
 
@@ -213,10 +208,10 @@ class RewardPool(WorkerPool[_Chunk]):
         self.close()
 
     def _grow(self, scorer: ScorerSpec) -> None:
-        """Record that rows had to wait, and add slots once the waiting times add up to enough.
+        """Record that rows had to wait, and add slots once they have waited long enough in total.
 
-        Adds no slot while a process is still loading the scorer, since another process would slow down the
-        loading.
+        No slot is added while a process is still loading the scorer, because another process would slow it
+        down.
         """
         with self.lock:
             if (
@@ -233,9 +228,8 @@ class RewardPool(WorkerPool[_Chunk]):
     def _more(self) -> int:
         """Return how many slots to add when rows have to wait.
 
-        If the user set the number of workers, these are all remaining slots. Otherwise it is one slot until
-        there are as many as cores. After that, the number of slots doubles each time, but only if the
-        processes mostly wait.
+        If the user set the number of workers, all remaining slots are added. Otherwise slots are added one by
+        one up to the number of cores, and then doubled each time, but only if the processes mostly wait.
         """
         count = len(self.slots)
         if self._named:
@@ -248,9 +242,9 @@ class RewardPool(WorkerPool[_Chunk]):
 
 
 class _RewardSlot(Slot[_Chunk]):
-    """A slot of the pool that scores chunks of rows.
+    """A slot of the pool, which scores chunks of rows.
 
-    If its process dies or misses the deadline while it scores a row, that row's score is missing.
+    If its process dies or misses the deadline while scoring a row, that row's score is missing.
     """
 
     def do(self, job: _Chunk) -> None:
@@ -287,8 +281,8 @@ class _RewardSlot(Slot[_Chunk]):
     def _go_on(self, call: _Call, left: range, several: bool, stopped: Died | RewardLate) -> None:
         """Continue scoring after a process died or missed a deadline.
 
-        ``left``: the rows without a result; the process failed at the first of them. ``several``: whether the
-        message to the process had several rows.
+        ``left``: the rows without a result; the process failed at the first of them. ``several``: True if the
+        process had been sent several rows in one message.
         """
         if _is_together(call.scorer) and several:  # the faulty row is unknown, so score each row separately
             for unknown in left:
@@ -305,16 +299,16 @@ def _load(scorer: ScorerSpec) -> Load:
 
 
 def _has(slot: Slot[_Chunk], scorer: ScorerSpec) -> bool:
-    """Whether the slot's process has loaded the scorer."""
+    """True if the slot's process has loaded the scorer."""
     process = slot.processes.get(scorer.kind in BUILT_IN)
     return process is not None and scorer.key in process.loaded
 
 
 def computed(processes: Sequence[int]) -> float:
-    """Return the CPU seconds used by processes, plus the seconds that they waited for a free core.
+    """Return the CPU seconds that processes used, plus the seconds they waited for a free core.
 
-    Waiting for a core counts so that, on a busy machine, a computing process does not look idle. Only Linux
-    reports this waiting time; elsewhere it counts as 0.
+    Waiting for a core is included so that a computing process doesn't look idle on a busy machine. Only Linux
+    reports this time; elsewhere it's 0.
     """
     import psutil
 
@@ -329,20 +323,19 @@ def computed(processes: Sequence[int]) -> float:
 
 
 def _is_together(scorer: ScorerSpec) -> bool:
-    """Whether the worker scores the rows of a message concurrently, or with one call for all of them.
+    """True if the worker scores the rows of a message concurrently, or with one call for all of them.
 
-    If so, the pool cannot tell which row is late.
+    The pool then can't tell which row is late.
     """
     form = FORMS.get(scorer.settings.get("form", ""))
     return bool(scorer.settings.get("later")) or (form is not None and form.batch)
 
 
 def _verdict(reply: Any, built_in: bool) -> Any:
-    """Return a reply if it is valid: a score, or (cause, reason).
+    """Check a worker's reply about a row, and return a score or (cause, reason).
 
-    A score is a finite number; for built-in scorers it is from 0 to 1. If a built-in score is outside that
-    range, returns (cause, reason) instead. Raises Died for any other reply, since a scorer cannot have sent
-    it.
+    A score is a finite number. A built-in scorer's score must also be from 0 to 1; if it isn't, (cause,
+    reason) is returned instead. Raises Died for any other reply, because no scorer could have sent it.
     """
     score = reply["score"] if isinstance(reply, dict) and _with_more(reply, built_in) else reply
     if isinstance(score, float) and math.isfinite(score):
@@ -357,7 +350,7 @@ def _verdict(reply: Any, built_in: bool) -> Any:
 
 
 def _with_more(reply: dict[Any, Any], built_in: bool) -> bool:
-    """Whether the reply is valid and contains more than a score: an answer or further numbers.
+    """True for a valid reply that has more than a score: an answer or further numbers.
 
     Built-in scorers must not send further numbers.
     """

@@ -1,4 +1,4 @@
-"""Parse the rewards that a user names.
+"""Parses the rewards that a user names.
 
 A reward is ``task``, ``math``, ``env``, ``file.py:function``, a model folder or a server's URL, optionally
 with a data source and a weight.
@@ -33,10 +33,10 @@ FORMS = (
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """A reward as the user names it, not yet bound to data.
+    """A reward as named by the user, not bound to data yet.
 
-    `rlflow.config.roles.rewards` later binds a reward of kind "model" as a role, and a reward of kind "env"
-    to the environment of its episodes.
+    `rlflow.config.roles.rewards` later binds rewards of kind "model" as roles, and rewards of kind "env" to
+    the environment of their episodes.
     """
 
     kind: Literal["task", "math", "function", "model", "remote", "env"]
@@ -49,17 +49,14 @@ class RewardSpec:
 
     @property
     def judges_text(self) -> bool:
-        """Whether a process or a server scores the text of rows.
-
-        False if a model or an environment gives the reward.
-        """
+        """True if a process or a server scores the text of rows; False if a model or an environment does."""
         return self.kind not in ("model", "env")
 
 
 def parse_reward(written: str) -> RewardSpec:
-    """Return the reward that a string such as ``file.py:function:0.5`` names.
+    """Parse a reward such as ``file.py:function:0.5``.
 
-    A function's file is read, but not imported. Raises PlanError if the string does not name a reward.
+    A function's file is read, but not imported. Raises PlanError if the string doesn't name a reward.
     """
     if written.startswith(("http://", "https://")):
         return _remote(written)
@@ -75,9 +72,9 @@ def parse_reward(written: str) -> RewardSpec:
 
 
 def model_text(written: str) -> str:
-    """Return the part of a reward's text that may name a model: the text without source and weight.
+    """Return the part of a reward's text that may name a model: without source and weight.
 
-    A complete commit after an @ belongs to the model. Nothing is read.
+    A full commit after an @ is part of the model. No file is read.
     """
     if written.startswith(("http://", "https://")):
         return written
@@ -115,7 +112,7 @@ def check_sources(rewards: Sequence[RewardSpec], sources: Sequence[str]) -> None
 
 
 def readers(specs: Iterable[RewardSpec]) -> dict[str, Place]:
-    """Return, for each column that reward functions read, where the first such function is defined."""
+    """For each column that reward functions read, return where the first such function is defined."""
     places: dict[str, Place] = {}
     for spec in specs:
         if spec.kind == "function":
@@ -143,9 +140,9 @@ def wanted(specs: Iterable[RewardSpec]) -> Wanted:
 
 
 def weights(rewards: Iterable[str]) -> tuple[float, ...]:
-    """Return the weight of each reward, given as the user's text.
+    """Return the weights of rewards given as the user wrote them.
 
-    Raises PlanError for a string that does not name a reward.
+    Raises PlanError for a string that doesn't name a reward.
     """
     return tuple(parse_reward(reward).weight for reward in rewards)
 
@@ -153,7 +150,7 @@ def weights(rewards: Iterable[str]) -> tuple[float, ...]:
 def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSpec:
     """Return the spec for a Python function.
 
-    Raises PlanError if the function is not at the top level of a file, since another process could not load
+    Raises PlanError if the function isn't at the top level of a file, because another process couldn't load
     it.
     """
     code, name = getattr(function, "__code__", None), getattr(function, "__qualname__", repr(function))
@@ -182,9 +179,7 @@ def _what(function: Callable[..., Any]) -> str:
 
 
 def _package_module(module: str, path: str) -> str:
-    """Return the dotted name of a module in a package, so that relative imports work; "" outside of
-    packages.
-    """
+    """Return a module's dotted name in its package, for relative imports, or "" if it isn't in a package."""
     existing = sys.modules.get(module)
     same = existing is not None and os.path.abspath(getattr(existing, "__file__", None) or "") == path
     return module if same and "." in module else ""
@@ -214,9 +209,9 @@ def _split_weight(text: str) -> tuple[str, float]:
 
 
 def _split_source(text: str) -> tuple[str, str]:
-    """Split a string such as ``math@source`` into (text without the source, source). The source may be empty.
+    """Split a string such as ``math@source`` into (text without the source, source).
 
-    In an existing path, and before a commit, an @ does not separate a source.
+    The source may be empty. An @ in an existing path, or before a commit, doesn't separate a source.
     """
     body, at, source = text.rpartition("@")
     names = at and body and SOURCE.fullmatch(source) and not COMMIT.fullmatch(source)
@@ -267,10 +262,7 @@ def _function(written: str, body: str, weight: float) -> RewardSpec:
 
 
 def _no_function(written: str, path: str) -> PlanError:
-    """Return the error for a reward that names a file without a function.
-
-    The error lists the file's functions.
-    """
+    """Return the error for a reward that names a file but no function. It lists the file's functions."""
     names = [f"{path}:{name}" for name in text.functions(path)] if path.endswith(".py") else []
     return PlanError.of(
         "reward-function",

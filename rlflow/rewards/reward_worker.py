@@ -1,10 +1,10 @@
-"""Reward worker: a process that loads scorers, scores rows, and ends with its parent.
+"""The process that loads scorers, scores rows, and ends with its parent.
 
-It runs as ``python -m rlflow.rewards.reward_worker PARENT REPLIES SANDBOX``: the parent's process id, the
+Run as ``python -m rlflow.rewards.reward_worker PARENT REPLIES SANDBOX``: the parent's process id, the
 descriptor for replies, and the process's permissions as JSON (``Confinement.words``). Requests arrive on
-standard input. The worker sends one reply for each row, with the row's index in the request. When the worker
-starts, it moves requests and replies to other descriptors. User code that reads standard input or prints
-therefore cannot disturb them.
+standard input. The worker sends one reply per row, with the row's index in the request. When it starts, it
+moves requests and replies to other descriptors, so that user code can print or read standard input without
+disturbing them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def main() -> None:
 
 
 def begun() -> tuple[int, int]:
-    """Prepare the process according to its command line, and return (requests, replies) as file descriptors.
+    """Set up the process as its command line says, and return (requests, replies) as file descriptors.
 
-    The process then ends when its parent does, and runs in the sandbox. Standard input and output are free
-    for user code.
+    The process is then in the sandbox and ends when its parent does. Standard input and output are free for
+    user code.
     """
     parent, replies = int(sys.argv[1]), int(sys.argv[2])
     process_tag.die_with(parent)
@@ -55,9 +55,9 @@ def begun() -> tuple[int, int]:
 
 
 def confine(words: dict[str, Any]) -> None:
-    """Enter the sandbox: one for built-in scorers, or one for users' rewards.
+    """Enter the sandbox, either the one for built-in scorers or the one for users' rewards.
 
-    ``words``: the process's permissions, as from ``Confinement.words``.
+    ``words``: the process's permissions, from ``Confinement.words``.
     """
     if words["built_in"]:
         sandboxes.around_scorers(words["folder"])
@@ -66,9 +66,9 @@ def confine(words: dict[str, Any]) -> None:
 
 
 class RequestWorker:
-    """Loads objects and answers requests, with one reply for each part of a request.
+    """Loads objects and answers requests, with one reply per part of a request.
 
-    ``requests`` and ``replies`` are file descriptors. Subclasses define how to load an object, and how to
+    ``requests`` and ``replies`` are file descriptors. Subclasses define how to load an object and how to
     answer a request.
     """
 
@@ -76,7 +76,7 @@ class RequestWorker:
         self._requests, self._replies = requests, replies
 
     def load(self, key: str, packed: dict[str, Any]) -> None:
-        """Load an object. Later requests refer to it as ``key``. May raise any exception.
+        """Load an object, which later requests refer to as ``key``. May raise any exception.
 
         ``packed``: plain values that describe the object.
         """
@@ -97,7 +97,7 @@ class RequestWorker:
     def _answer(self, request: dict[str, Any]) -> None:
         """Answer one request.
 
-        Only this process replies. If user code forks a child that returns here, the child exits.
+        Only this process replies: if user code forks a child that returns here, the child exits.
         """
         number = request["number"]
         if "load" in request:
@@ -170,7 +170,7 @@ class RewardWorker(RequestWorker):
 
 
 def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
-    """Score one row, and return its verdict as ``values.verdict`` defines it."""
+    """Score one row, and return what ``values.verdict`` makes of the score."""
     try:
         return values.verdict(scorer(**row))
     except BaseException as error:  # a user's function may raise anything, SystemExit included
@@ -179,9 +179,9 @@ def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
 
 @contextlib.contextmanager
 def _memory(kind: str) -> Iterator[None]:
-    """Limit the memory that a built-in scorer may allocate inside the context.
+    """Limit how much memory a built-in scorer may allocate inside this context.
 
-    Users' functions have no such limit, since they may load a model.
+    Users' functions aren't limited, because they may load a model.
     """
     if kind == "function" or sys.platform != "linux":
         yield
@@ -200,9 +200,9 @@ def _memory(kind: str) -> Iterator[None]:
 
 
 def line_of(error: BaseException, file: str) -> int:
-    """Return the line number in the user's file ``file`` that raised the error.
+    """Return the line of the user's file ``file`` that raised the error.
 
-    If several lines of the file are in the traceback, the last one counts.
+    If the traceback has several lines of the file, this is the last one.
     """
     if isinstance(error, SyntaxError):
         return error.lineno or 1

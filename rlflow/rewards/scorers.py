@@ -1,6 +1,6 @@
-"""Scorers, built in a worker process.
+"""Scorers, which are built in worker processes.
 
-A scorer is a function of named row columns. It returns a number, or None for no score.
+A scorer is a function of named row columns that returns a number, or None for no score.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def build(kind: str, settings: Mapping[str, Any]) -> Score:
 def match(extract: bool = False) -> Score:
     """Return the scorer ``exact``, which compares strings.
 
-    ``extract``: whether the scorer also returns the answer found in the response, for majority votes.
+    ``extract``: True to also return the answer found in the response, for majority votes.
     """
     return _with_answer(exact, compared) if extract else exact
 
@@ -59,15 +59,12 @@ def exact(*, completion: str, answer: str) -> float:
 
 
 def compared(*, completion: str, answer: str) -> str:
-    """Return the part of a response that ``exact`` compares. It may be empty."""
+    """Return the part of a response that ``exact`` compares, which may be empty."""
     return _final(completion) if FINAL in answer else final_answer(completion)
 
 
 def _with_answer(score: Score, read: Callable[..., str]) -> Score:
-    """Wrap a scorer so that it also returns the answer that ``read`` extracts from the response.
-
-    Empty answers are omitted.
-    """
+    """Wrap a scorer to also return the answer that ``read`` extracts from the response, unless it's empty."""
 
     def both(**row: Any) -> dict[str, Any]:
         answer = read(**row)
@@ -77,9 +74,7 @@ def _with_answer(score: Score, read: Callable[..., str]) -> Score:
 
 
 def final_answer(completion: str) -> str:
-    """Return the text in the last ``<answer>…</answer>`` of a response; without such tags, the full
-    response.
-    """
+    """Return the text of a response's last ``<answer>…</answer>``, or else the whole response."""
     tagged = ANSWER.findall(completion)
     return (tagged[-1] if tagged else completion).strip()
 
@@ -93,8 +88,8 @@ def _final(text: str) -> str:
 def reasoning_gym(task: str, parameters: Mapping[str, Any], extract: bool = False) -> Score:
     """Return the scorer of a reasoning-gym task.
 
-    If the scorer evaluates text as code, it gets only plain answers; see ``rlflow.rewards.plain``.
-    ``extract``: whether the scorer also returns the answer found in the response, for majority votes.
+    A scorer that evaluates text as code gets only plain answers; see ``rlflow.rewards.plain``. ``extract``:
+    True to also return the answer found in the response, for majority votes.
     """
     from rlflow.data.frozen import thawed
 
@@ -116,8 +111,8 @@ def portions(
 ) -> Iterator[tuple[Sequence[Row], bool]]:
     """Split rows into portions, and yield (portion, whether to score it in a forked child).
 
-    If a scorer evaluates text as code, a child scores all its rows. With ``math``, a child scores each row
-    whose completion contains words of programs.
+    A child scores all rows of a scorer that evaluates text as code. With ``math``, it scores the rows whose
+    completion contains words of programs.
     """
     if kind != "math":
         yield rows, kind == "reasoning_gym" and plain.evaluates(settings["task"])
@@ -129,8 +124,8 @@ def portions(
 def math(extract: bool = False) -> Score:
     """Return the scorer that compares mathematical expressions with math-verify.
 
-    ``extract``: whether the scorer also returns the expression found in the response, for majority votes.
-    Raises PlanError if math-verify is not installed.
+    ``extract``: True to also return the expression found in the response, for majority votes. Raises
+    PlanError if math-verify isn't installed.
     """
     verifier = require("math_verify", extra="tasks")
     logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -138,9 +133,9 @@ def math(extract: bool = False) -> Score:
     def scored(*, completion: str, answer: str) -> Any:
         """Return 1.0 if the response and the correct answer are the same number, set or expression, else 0.0.
 
-        Returns None if the correct answer cannot be parsed. If the correct answer contains ``####`` (GSM8K),
-        only the text after this mark counts. The response's answer is the number after its last ``####``.
-        Without such a number, it is the last box, or else the last expression.
+        Returns None if the correct answer can't be parsed. If it contains ``####`` (GSM8K), only the text
+        after this mark counts. The response's answer is the number after its last ``####``, or else its last
+        box, or else its last expression.
         """
         right = _read(verifier, answer.rpartition(FINAL)[2])
         if not right:
@@ -159,7 +154,7 @@ def math(extract: bool = False) -> Score:
 
 
 def _expression_text(claim: Sequence[Any]) -> str:
-    """Return the expression found in a response as text; "" if there is none or it cannot be printed.
+    """Return the expression found in a response as text, or "" if there is none or it can't be printed.
 
     Equal expressions give equal strings.
     """
@@ -179,11 +174,11 @@ def _read(verifier: Any, answer: str) -> Any:
 def function(
     file: str, function: str, source: str, module: str = "", later: bool = False, form: str = ""
 ) -> Score:
-    """Return a function from a user's file.
+    """Load a function from a user's file.
 
-    ``source``: the file's text, as the run read it when it started. ``module``: the dotted name under which a
-    file in a package is imported. ``later``: whether the function is async. ``form``: the project for which
-    the function was written; empty for rlflow.
+    ``source``: the file's text when the run started. ``module``: the dotted name to import it under, if the
+    file is in a package. ``later``: True for an async function. ``form``: the project that the function was
+    written for; empty for rlflow.
     """
     scorer: Score = getattr(user_module(file, source, module), function)
     return by_row(scorer) if form == VERL.project else scorer
@@ -192,7 +187,7 @@ def function(
 def user_module(file: str, source: str, module: str = "") -> types.ModuleType:
     """Execute the text ``source`` of a user's file, and return the resulting module.
 
-    ``module``: the dotted name under which a file in a package is imported.
+    ``module``: the dotted name to import it under, if the file is in a package.
     """
     return _imported(file, module) if module else _loaded(file, source)
 
@@ -200,7 +195,7 @@ def user_module(file: str, source: str, module: str = "") -> types.ModuleType:
 def _loaded(file: str, source: str) -> types.ModuleType:
     """Execute a file's text and return the module.
 
-    The file's folder becomes importable, as for ``python FILE``.
+    Modules in the file's folder can be imported, as with ``python FILE``.
     """
     sys.path.insert(0, os.path.dirname(file))
     name = f"reward_{abs(hash(file)):x}"

@@ -1,4 +1,4 @@
-"""Read a reward function's parameters from the text of its file, without importing the file."""
+"""Reads a reward function's parameters from the text of its file, without importing the file."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Reads:
 def reads(file: str, function: str) -> Reads:
     """Return the parameters of a top-level function in a file.
 
-    Raises PlanError if the file cannot be read, if it does not define the function, or if the function cannot
-    be a reward.
+    Raises PlanError if the file can't be read or doesn't define the function, or if the function can't be a
+    reward.
     """
     functions = {node.name: node for node in _functions(tree(file).body)}
     if function not in functions:
@@ -50,9 +50,9 @@ def reads(file: str, function: str) -> Reads:
 
 
 def source(file: str, what: str = "reward") -> str:
-    """Return the text of a user's file. Raises PlanError if the file cannot be read.
+    """Return the text of a user's file. Raises PlanError if the file can't be read.
 
-    ``what``: what error messages call the file.
+    ``what``: what to call the file in error messages.
     """
     path = Path(file)
     if not path.is_file():
@@ -83,8 +83,8 @@ def functions(file: str) -> list[str]:
 def tree(file: str, what: str = "reward") -> ast.Module:
     """Return the syntax tree of a user's file.
 
-    Raises PlanError if the file is unreadable or not valid Python. ``what``: what error messages call the
-    file.
+    ``what``: what to call the file in error messages. Raises PlanError if the file can't be read or isn't
+    valid Python.
     """
     try:
         with _PARSING:
@@ -97,7 +97,7 @@ def tree(file: str, what: str = "reward") -> ast.Module:
 
 
 def _functions(body: list[ast.stmt]) -> Iterator[Def]:
-    """Yield the functions that a module's body defines, including those under ``if`` and ``try``."""
+    """Yield the functions defined in a module's body, including those under ``if`` and ``try``."""
     for node in body:
         if isinstance(node, Def):
             yield node

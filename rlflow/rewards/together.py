@@ -1,4 +1,4 @@
-"""Run users' async functions concurrently in one process."""
+"""Runs users' async functions concurrently in one process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rlflow.rewards import values
 
 
 class SideBySide:
-    """An event loop that stays open for the lifetime of its process.
+    """An event loop that stays open as long as its process.
 
-    Connections and similar objects that user code keeps between calls therefore stay usable.
+    User code can therefore keep connections and similar objects between calls.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class SideBySide:
     def results(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> Iterator[Any]:
         """Run coroutines concurrently, and yield their results in order.
 
-        A result waits for all earlier results.
+        Each result is held back until all earlier ones are there.
         """
         self._runner = self._runner or asyncio.Runner()
         loop = self._runner.get_loop()
@@ -44,11 +44,9 @@ class SideBySide:
                 loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     def scores(self, function: Callable[..., Any], rows: Sequence[Any], timeout: float) -> Iterator[Any]:
-        """Call an async reward function for all rows concurrently, and yield the verdict on each row, in
-        order.
+        """Call an async reward function for all rows at once, and yield the verdicts in row order.
 
-        If scoring a row takes longer than ``timeout`` seconds, its call is cancelled and its score is
-        missing.
+        A call that takes longer than ``timeout`` seconds is cancelled, and its row's score is missing.
         """
         return self.results([_score(function, row, timeout) for row in rows])
 

@@ -1,4 +1,4 @@
-"""Convert a reward function's return value to the message about its row, and collect the scores of a request.
+"""Converts what a reward function returns to the message about its row, and collects a request's scores.
 
 The message is a score, a score with further numbers and an answer, or the cause of a missing score.
 """
@@ -57,11 +57,11 @@ class Results:
 
 
 def verdict(value: Any, source: str = RETURNED) -> Any:
-    """Convert a reward function's return value for one row.
+    """Convert what a reward function returned for one row.
 
-    Returns the score as a finite float, or [cause, message] if there is none. For a dictionary with more than
-    a score, returns {"score": float, "others": {key: float}, "answer": text}; "others" and "answer" are
-    optional. ``source``: beginning of the message, such as "the function returned".
+    Returns the score as a finite float, or [cause, message] if there is none. A dictionary with more than a
+    score becomes {"score": float, "others": {key: float}, "answer": text}, where "others" and "answer" are
+    optional. ``source``: how the message begins, such as "the function returned".
     """
     if not isinstance(value, Mapping):
         return number(value, source)
@@ -74,8 +74,8 @@ def verdict(value: Any, source: str = RETURNED) -> Any:
 
 
 def _answer(value: Any) -> str | None:
-    """Return an extracted answer as text, for majority votes; None if it is empty or neither text
-    nor number.
+    """Return an extracted answer as text, for majority votes. None if it's empty or neither text nor a
+    number.
     """
     return str(value)[:LONGEST] or None if isinstance(value, str | numbers.Real) else None
 
@@ -97,9 +97,9 @@ def _others(value: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
 
 
 def number(value: Any, source: str = RETURNED) -> Any:
-    """Return the value as a finite float, or [cause, message] if it cannot be one.
+    """Return the value as a finite float, or [cause, message] if it can't be one.
 
-    ``source``: beginning of the message, which says who returned the value.
+    ``source``: how the message begins, which says who returned the value.
     """
     if value is None:
         return [NONE, f"{source} None"]
@@ -120,7 +120,7 @@ def number(value: Any, source: str = RETURNED) -> Any:
 
 
 def _instead(value: Any) -> str:
-    """Return advice to append to the error about a dictionary, list or coroutine; empty for other values."""
+    """Return advice to add to the error about a dictionary, list or coroutine; empty for other values."""
     if isinstance(value, Mapping):
         keys = [repr(name) for name, score in value.items() if isinstance(score, numbers.Real)]
         return f": use the key '{SCORE}' for the score instead of {keys[0]}" if keys else ""
@@ -135,10 +135,10 @@ def failure(error: BaseException) -> RemoteFailure:
 
 
 def raised(error: BaseException) -> list[Any]:
-    """Return [cause, record] for a row whose function raised.
+    """Return [cause, record] for a row whose function raised an exception.
 
     The message is the error's text and place, shortened. The full traceback is printed once for each line
-    that raises; the run folder keeps what rewards print.
+    that raises, and what rewards print is kept in the run folder.
     """
     record = failure(error)
     if record.lines and record.place not in _PRINTED:
@@ -149,8 +149,7 @@ def raised(error: BaseException) -> list[Any]:
 
 
 def missing(reply: Any, causes: Collection[str]) -> tuple[str, Reason] | None:
-    """Return (cause, reason) from a worker's reply, if it is such a pair with one of ``causes``; else
-    None."""
+    """Return (cause, reason) if a worker's reply is such a pair with one of ``causes``, else None."""
     match reply:
         case [str(cause), str() | RemoteFailure() as reason] if cause in causes:
             return cause, reason

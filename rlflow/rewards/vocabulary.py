@@ -1,6 +1,6 @@
-"""Check that a reward model has the policy's tokenizer.
+"""Checks that a reward model has the policy's tokenizer.
 
-Rows are passed from the policy to the reward model as token ids, and are not encoded again.
+Rows go from the policy to the reward model as token ids, without being encoded again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ FILE = "tokenizer.json"
 
 
 def check_same(reward: Path, model: Path) -> None:
-    """Raise PlanError if the tokenizers of a reward model and a policy give different ids for the same text.
+    """Raise PlanError if a reward model and a policy don't tokenize every text into the same ids.
 
-    Compares tokenizer.json in the two model folders. Does nothing if either folder does not have this file.
+    Compares the tokenizer.json of the two model folders. If either is missing, nothing is checked.
     """
     if reward.resolve() == model.resolve() or not ((reward / FILE).is_file() and (model / FILE).is_file()):
         return
@@ -33,7 +33,7 @@ def check_same(reward: Path, model: Path) -> None:
 
 
 def _ids(file: Path) -> tuple[Any, Any]:
-    """Return (vocabulary, added tokens) from a tokenizer.json. The two determine the ids for a string."""
+    """Return (vocabulary, added tokens) from a tokenizer.json, which determine the ids for a string."""
     content = json.loads(file.read_text("utf-8"))
     added = {token["id"]: token["content"] for token in content.get("added_tokens") or ()}
     return (content.get("model") or {}).get("vocab") or {}, added

@@ -1,4 +1,4 @@
-"""Run worker processes in a pool: send requests with deadlines, read output, and kill and restart processes.
+"""Runs worker processes: sends requests with deadlines, reads output, kills and restarts processes.
 
 Killing a process also kills its children.
 """
@@ -47,22 +47,21 @@ class RewardLate(Exception):
 
 
 class Idle(Exception):
-    """A worker process ended before it took its request, so the request is not at fault."""
+    """A worker process ended before it took its request, so the request isn't to blame."""
 
 
 def in_worker() -> bool:
-    """Whether this process is a worker of a pool.
+    """True if this process is a worker of a pool.
 
-    A user's file may start a run when it is loaded. Workers load this file too, and must not start another
-    run.
+    A user's file may start a run when it's loaded. Workers load it too, and must not start another run.
     """
     return MARK in os.environ
 
 
 class WorkerProcess:
-    """A running worker process with a private folder. It runs built-in scorers or users' rewards.
+    """A running worker process with a private folder, for built-in scorers or for users' rewards.
 
-    The thread that creates the object must outlive the worker: on Linux, the kernel kills the worker when
+    The thread that creates it must outlive the worker, because on Linux, the kernel kills the worker when
     that thread ends. ``on_output``: called with the worker's output.
     """
 
@@ -76,9 +75,9 @@ class WorkerProcess:
     ) -> None:
         """Start the process.
 
-        ``built_in``: whether it runs built-in scorers. ``confinement``: the permissions of users' code.
+        ``built_in``: True if it runs built-in scorers. ``confinement``: the permissions of users' code.
         ``on_output``: called with the process's output. ``program``: the module that the process runs.
-        ``clock``: returns the seconds used for deadlines.
+        ``clock``: the clock for deadlines, in seconds.
         """
         self.built_in, self._hear, self._clock = built_in, on_output, clock
         self._folder, name = _own_folder(), secrets.token_hex(8)
@@ -129,8 +128,8 @@ class WorkerProcess:
     def send(self, message: dict[str, Any], seconds: float) -> None:
         """Send a request.
 
-        Raises Died if the process has ended, and RewardLate if the process does not take the complete message
-        within ``seconds``.
+        Raises Died if the process has ended, and RewardLate if it doesn't take the whole message within
+        ``seconds``.
         """
         self._number += 1
         unsent, until = (
@@ -149,11 +148,11 @@ class WorkerProcess:
             self._events.unregister(self._requests)
 
     def receive(self, seconds: float, place: int = frames.WHOLE) -> Any:
-        """Return the process's next reply to the last request.
+        """Return the next reply to the last request.
 
-        ``place``: the index of the row that the reply must be for. By default, the reply must be for the
-        complete request. Raises RewardLate after ``seconds``. Raises Died if the process has ended, or if the
-        reply is invalid or for another row.
+        ``place``: the index of the row that the reply must be for; by default, it must be for the whole
+        request. Raises RewardLate after ``seconds``, and Died if the process has ended, or if the reply is
+        invalid or for another row.
         """
         until = Deadline(seconds, self._clock)
         try:
@@ -172,8 +171,8 @@ class WorkerProcess:
     def _wait(self, until: Deadline) -> None:
         """Wait for data from the process, and read it.
 
-        After the deadline, reads what has already arrived, or raises RewardLate. Raises Died if the process
-        has ended.
+        After the deadline, reads what is already there, or raises RewardLate. Raises Died if the process has
+        ended.
         """
         seconds = until.left()
         events = self._events.select(min(max(seconds, 0), LOOK))
@@ -199,7 +198,7 @@ class WorkerProcess:
             raise Died(self._last_words())
 
     def _last_words(self) -> str:
-        """Return a string that says how the process ended, with the end of its output."""
+        """Say how the process ended, with the last part of its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(0.5)
         code = self.child.returncode
@@ -218,7 +217,7 @@ class WorkerProcess:
         return f"the process {ending}" + (f"; it last printed: {printed[-500:]}" if printed else "")
 
     def signal_group(self) -> None:
-        """Kill the process and its process group. Any thread may call this.
+        """Kill the process and its process group. Can be called from any thread.
 
         Descendants that have left the group survive; ``kill`` kills them too.
         """
@@ -226,8 +225,9 @@ class WorkerProcess:
         self.child.signal_group()
 
     def kill(self) -> None:
-        """Kill the process and all its descendants, including those in other sessions, and wait until the
-        process has ended."""
+        """Kill the process and all its descendants, even in other sessions, and wait until the process has
+        ended.
+        """
         self.child.note_descendants()
         self.child.end()
         with contextlib.suppress(BlockingIOError, OSError):  # read the output that came after the last reply
@@ -242,7 +242,7 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class Load:
-    """An object that a worker process must load before it can take a request for it."""
+    """An object that a worker process must load before it takes requests that use it."""
 
     key: str  # name by which a process recognises an object that it has loaded
     packed: Mapping[str, Any]  # plain values from which the worker builds it
@@ -252,7 +252,7 @@ class Load:
     name: str  # name of the object in messages
 
     def cannot(self, reply: Mapping[str, Any]) -> PlanError:
-        """Return the error for this object from a worker's reply that it could not be loaded."""
+        """Return the error to raise if a worker replies that it couldn't load this object."""
         failure, line = reply["failed"], reply["line"]
         error = PlanError.of(
             self.rule,
@@ -265,11 +265,11 @@ class Load:
 
 
 class WorkerPool(Generic[Job]):
-    """Slots with worker processes. Processes start with the first job, and end when the pool is closed.
+    """Slots with worker processes, which start with the first job and end when the pool is closed.
 
-    Several threads may use the pool at once. ``name``: name of its threads. ``closed``: message of the error
-    that a closed pool raises. ``program``: the module that the processes run. ``confinement``: the
-    permissions of users' code. ``clock``: returns the seconds used for deadlines.
+    Threads may use the pool concurrently. ``name``: name of its threads. ``closed``: the error message of a
+    closed pool. ``program``: the module that the processes run. ``confinement``: the permissions of users'
+    code. ``clock``: the clock for deadlines, in seconds.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class WorkerPool(Generic[Job]):
         self._message = closed
 
     def begin(self, slot: Slot[Job]) -> None:
-        """Start a slot. The caller must hold ``lock``. Raises RuntimeError for a closed pool."""
+        """Start a slot. The caller must hold ``lock``. Raises RuntimeError if the pool is closed."""
         self.check_open()
         if not self.slots:
             atexit.register(self.close)
@@ -299,12 +299,12 @@ class WorkerPool(Generic[Job]):
         slot.start()
 
     def check_open(self) -> None:
-        """Raise RuntimeError for a closed pool."""
+        """Raise RuntimeError if the pool is closed."""
         if self.closed.is_set():
             raise RuntimeError(self._message)
 
     def put(self, jobs: queue.SimpleQueue[Job | None], job: Job) -> None:
-        """Put a job into the queue ``jobs``. Raises RuntimeError for a closed pool."""
+        """Put a job into the queue ``jobs``. Raises RuntimeError if the pool is closed."""
         with self.lock:
             self.check_open()
             jobs.put(job)
@@ -340,11 +340,11 @@ class Slot(threading.Thread, Generic[Job]):
         self._guard = threading.Lock()
 
     def do(self, job: Job) -> None:
-        """Do a job. If this raises, the slot passes the exception to ``fail``."""
+        """Do a job. If this raises an exception, the slot passes it to ``fail``."""
         raise NotImplementedError
 
     def fail(self, job: Job, error: BaseException) -> None:
-        """End a job with an error. The thread that waits for the job raises the error."""
+        """End a job with an error, which is raised in the thread that waits for the job."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -358,7 +358,7 @@ class Slot(threading.Thread, Generic[Job]):
             self.kill(built_in)
 
     def stop(self) -> None:
-        """Kill the slot's processes, and end its thread. Other threads call this."""
+        """Kill the slot's processes and end its thread. Called from other threads."""
         with self._guard:
             for process in self.processes.values():
                 process.signal_group()
@@ -370,9 +370,9 @@ class Slot(threading.Thread, Generic[Job]):
         """Send a request, and yield its replies as they arrive, each converted by the next of ``checks``.
 
         Loads ``load`` first if necessary. Each reply must arrive within ``seconds``. Raises Idle if the
-        process ends before it takes the request. After that, raises Died if the process ends, and RewardLate
-        if it misses a deadline. Raises PlanError if the object cannot be loaded, and RuntimeError for a
-        closed pool.
+        process ends before taking the request; after that, Died if the process ends, and RewardLate if it
+        misses a deadline. Raises PlanError if the object can't be loaded, and RuntimeError if the pool is
+        closed.
         """
         try:
             process = self._ready(load)
@@ -389,7 +389,7 @@ class Slot(threading.Thread, Generic[Job]):
             raise
 
     def kill(self, built_in: bool) -> None:
-        """Kill one of the slot's processes: the one for built-in scorers, or the one for users' code.
+        """Kill the slot's process for built-in scorers, or the one for users' code.
 
         The next request starts a new process.
         """
@@ -399,7 +399,7 @@ class Slot(threading.Thread, Generic[Job]):
             process.kill()
 
     def _ready(self, load: Load) -> WorkerProcess:
-        """Start the slot's process if necessary, let it load the object, and return it."""
+        """Return the slot's process, started if necessary and with the object loaded."""
         pool = self.pool
         with self._guard:
             pool.check_open()
@@ -428,7 +428,7 @@ class Slot(threading.Thread, Generic[Job]):
 def _own_folder() -> str:
     """Create an empty folder that only this user can read, and return its path.
 
-    If this process is killed, the run's watchdog recognises the folder by its name and removes it.
+    If this process is killed, the run's watchdog recognizes the folder by its name and removes it.
     """
     run = os.environ.get(process_tag.MARK, "").rpartition("/")[2]
     return tempfile.mkdtemp(prefix=f"rlflow-{run}-" if run else "rlflow-", suffix=".reward")

@@ -1,7 +1,7 @@
-"""EnvironmentPool: processes that run episodes.
+"""Processes that run episodes.
 
-If a call hangs or crashes its process, only the call's episode fails. A new process replays the other
-episodes, with the same replies of the model, and continues them.
+If a call hangs or crashes its process, only that call's episode fails. A new process replays the other
+episodes, with the same replies from the model, and continues them.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ class Failure(NamedTuple):
 
     @staticmethod
     def of_sum(score: float) -> Failure | None:
-        """Return an overflow failure if ``score``, the sum of an episode's rewards, is too large for float32;
-        else None.
-        """
+        """Return an overflow failure if an episode's summed reward is too large for float32, or None."""
         held = abs(score) <= LARGEST
         return (
             None if held else Failure("overflow", f"the rewards of its turns add up to {score:g}, {NOT_HELD}")
@@ -66,7 +64,7 @@ Answer = Mapping[str, Any] | Failure  # answer to a call, as the worker's ``chec
 
 @dataclass(eq=False)
 class Episode:
-    """The episode of one row. From the stored calls and answers, a process can replay it."""
+    """The episode of one row. A process can replay it from the stored calls and answers."""
 
     number: int
     slot: int
@@ -79,8 +77,8 @@ class Episode:
 class EnvironmentPool(WorkerPool["_Calls"]):
     """Up to ``spec.bounds.parallel`` processes that run episodes of one environment.
 
-    Processes start when the first episodes open. Several threads may use the pool at once. ``confinement``:
-    the permissions of users' code. ``clock``: returns the seconds used for call deadlines.
+    Processes start when the first episodes are opened. Threads may share the pool. ``confinement``: the
+    permissions of users' code. ``clock``: the clock for call deadlines, in seconds.
     """
 
     def __init__(
@@ -110,10 +108,10 @@ class EnvironmentPool(WorkerPool["_Calls"]):
     def open(
         self, rows: Sequence[Mapping[str, Any]], seeds: Sequence[int]
     ) -> tuple[list[Episode], list[Answer]]:
-        """Start an episode for each row.
+        """Start an episode for each row, and return (episodes, answers).
 
-        ``rows``: each row's columns, by name. ``seeds``: each row's random seed. Returns (episodes, answers).
-        An episode's answer is its first message, or a Failure.
+        ``rows``: each row's columns, by name. ``seeds``: one per row. An answer is the episode's first
+        message, or a Failure.
         """
         self._start(min(self.processes, max(len(rows), 1)))
         count = min(self.processes, max(len(rows), 1))
@@ -152,7 +150,7 @@ class EnvironmentPool(WorkerPool["_Calls"]):
     def end(self, episodes: Sequence[Episode]) -> list[Answer]:
         """End episodes, and return the answer or Failure of each.
 
-        An answer has a score if the environment gives one.
+        An answer has a score if the environment returns one.
         """
         if not self.spec.source.ends:
             for episode in episodes:
@@ -161,9 +159,9 @@ class EnvironmentPool(WorkerPool["_Calls"]):
         return self.call(episodes, [["end", episode.number] for episode in episodes])
 
     def call(self, episodes: Sequence[Episode], calls: Sequence[Sequence[Any]]) -> list[Answer]:
-        """Run one call for each episode, and return the answer or Failure of each, in order.
+        """Make one call per episode, and return the answers or Failures in the same order.
 
-        Raises PlanError if the class cannot be loaded, and RuntimeError for a closed pool.
+        Raises PlanError if the class can't be loaded, and RuntimeError if the pool is closed.
         """
         answers: list[Answer | None] = [None] * len(episodes)
         places: dict[int, list[int]] = {}
@@ -195,21 +193,22 @@ class EnvironmentPool(WorkerPool["_Calls"]):
 
 @dataclass(frozen=True, eq=False)
 class _Calls:
-    """Calls that a slot sends in one message, and the future that gets their answers."""
+    """Calls that a slot sends in one message, and the future for their answers."""
 
     calls: Sequence[tuple[Episode, Sequence[Any]]]
     answers: Future[list[Answer]] = field(default_factory=Future)
 
 
 class _EnvironmentSlot(Slot[_Calls]):
-    """A slot of the pool: a thread that sends the calls of its episodes to its process, one message at a
-    time.
+    """A slot of the pool: a thread that sends calls to the process running its episodes.
+
+    It sends one message at a time.
     """
 
     def __init__(self, pool: EnvironmentPool, helps: bool = False) -> None:
         """Create a slot.
 
-        ``helps``: whether the slot has no episodes of its own and only helps another slot.
+        ``helps``: True if the slot has no episodes of its own and only helps another slot.
         """
         super().__init__(pool, queue.SimpleQueue())
         self._environments, self._helps = pool, helps
@@ -225,14 +224,14 @@ class _EnvironmentSlot(Slot[_Calls]):
     def submit(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> Future[list[Answer]]:
         """Queue calls for the slot's process, and return a future for their answers.
 
-        Each call is given with its episode. Raises RuntimeError for a closed pool.
+        Each call comes with its episode. Raises RuntimeError if the pool is closed.
         """
         job = _Calls(calls)
         self.pool.put(self.jobs, job)
         return job.answers
 
     def forget(self, episode: Episode) -> None:
-        """Make the process drop an episode when it gets its next message. Other threads may call this."""
+        """Tell the process to drop an episode, along with the next message. Any thread may call this."""
         self._over.append(episode.number)
 
     def _answered(self, calls: Sequence[tuple[Episode, Sequence[Any]]]) -> list[Answer]:
@@ -279,9 +278,9 @@ class _EnvironmentSlot(Slot[_Calls]):
     ) -> dict[int, Answer]:
         """Run the remaining calls in helper processes after another call has hung.
 
-        ``left``: indices of the remaining calls in ``calls``. Since these calls may also hang, the helpers
-        run them in parallel, so that the deadlines pass at the same time. The helpers replay the episodes
-        first. The answers are stored in the episodes, and returned by index.
+        ``left``: indices of these calls in ``calls``. They may hang too, so the helpers first replay the
+        episodes and then run the calls in parallel, and all deadlines pass at the same time. The answers are
+        stored in the episodes, and returned by index.
         """
         pool = self._environments
         helpers = [_EnvironmentSlot(pool, helps=True) for _ in range(min(len(left), HELPERS))]
@@ -308,10 +307,7 @@ class _EnvironmentSlot(Slot[_Calls]):
                 helper.join()
 
     def _kept(self, episode: Episode, call: Sequence[Any], answer: Answer | None) -> Answer:
-        """Store a call and its answer in the episode, and return the answer.
-
-        If there is no answer, return the episode's Failure.
-        """
+        """Store a call and its answer in the episode. Return the answer, or the Failure if there is none."""
         if answer is None or isinstance(answer, Failure):
             episode.failure = answer or episode.failure
             assert episode.failure is not None
@@ -326,7 +322,7 @@ class _EnvironmentSlot(Slot[_Calls]):
         """Send calls to the process, and return (answers, failure).
 
         If the process dies or misses a deadline, ``answers`` stops before the call at fault; otherwise the
-        failure is None. Raises Idle if the process ended before it took the calls.
+        failure is None. Raises Idle if the process ended before taking the calls.
         """
         if not calls:
             return [], None
@@ -347,10 +343,10 @@ class _EnvironmentSlot(Slot[_Calls]):
         return answers, None
 
     def _bring(self, episodes: Sequence[Episode]) -> None:
-        """Replay in the current process the episodes that ran in an earlier process.
+        """Replay episodes from an earlier process in the current one.
 
-        An episode fails if its replay crashes the process or gives other answers. The remaining episodes are
-        then replayed in the next process.
+        An episode fails if its replay crashes the process or gives different answers. The rest are then
+        replayed in the next process.
         """
         while episode := next(
             (each for each in episodes if each.failure is None and each.calls and not self._has(each)), None
@@ -384,7 +380,7 @@ class _EnvironmentSlot(Slot[_Calls]):
 
 
 def _answer(reply: Any, call: Sequence[Any]) -> Answer:
-    """Return the reply if an environment can have sent it. Raises Died for any other reply."""
+    """Return the reply if an environment could have sent it. Raises Died otherwise."""
     if (reason := missing(reply, CAUSES)) is not None:
         return Failure(*reason)
     if isinstance(reply, dict) and _sound(reply, call):

@@ -1,4 +1,4 @@
-"""Read an environment's class from the text of its file, without importing the file."""
+"""Reads an environment's class from the text of its file, without importing the file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Def = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class EnvironmentSetting:
-    """A setting of an environment, which is a parameter of the class's ``__init__``."""
+    """A setting of an environment: a parameter of the class's ``__init__``."""
 
     type: Any  # type as annotated; Any without an annotation
     default: Any  # the default value, REQUIRED or UNKNOWN
@@ -30,7 +30,7 @@ class EnvironmentSetting:
 
 @dataclass(frozen=True)
 class ClassSource:
-    """Description of an environment's class, read from the text of its file."""
+    """What the text of a file says about an environment's class."""
 
     place: Place  # where the class is defined
     text: str  # text of the complete file
@@ -54,9 +54,9 @@ class ClassSource:
 
 
 def read_class(file: str, name: str) -> ClassSource:
-    """Return the description of a class in a file.
+    """Describe a class in a file.
 
-    Raises PlanError if the file cannot be read or does not define the class, or if the class is not a valid
+    Raises PlanError if the file can't be read or doesn't define the class, or if the class isn't a valid
     environment.
     """
     tree = text.tree(file, "environment")
@@ -119,7 +119,7 @@ def class_names(file: str) -> list[str]:
 
 
 def _lineage(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[ast.ClassDef]:
-    """Return the class and its bases in the same file, the nearest first."""
+    """Return the class and its bases from the same file, nearest first."""
     line = [node]
     for each in line:
         bases = [classes[base.id] for base in each.bases if isinstance(base, ast.Name) and base.id in classes]
@@ -195,9 +195,7 @@ def _flag(known: list[ast.ClassDef], name: str, default: bool) -> bool:
 
 
 def _rewards(methods: Any) -> bool:
-    """Whether any method creates a ``Turn`` with a reward, or with ``**keywords``, which may include a
-    reward.
-    """
+    """True if any method creates a ``Turn`` with a reward, or with ``**keywords``, which may include one."""
     calls = (node for method in methods for node in ast.walk(method) if isinstance(node, ast.Call))
     named = (
         node for node in calls if (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) == "Turn"

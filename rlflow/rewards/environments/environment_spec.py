@@ -1,5 +1,4 @@
-"""Parse the environment that a user names with ``--env FILE.py:Class`` and configures with ``--env.NAME
-VALUE``.
+"""Parses the environment named by ``--env FILE.py:Class`` and configured by ``--env.NAME VALUE``.
 
 The result holds the class, its settings, and the limits on its episodes.
 """
@@ -56,7 +55,7 @@ class Bounds:
 class EnvironmentSpec:
     """An environment's class and settings, from which any process can create episodes.
 
-    It contains only plain values, so it can be sent to another process.
+    It has only plain values, so it can be sent to another process.
     """
 
     name: str  # name in messages and graphs, such as search.py:Search
@@ -75,17 +74,17 @@ class EnvironmentSpec:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools that a model may call; empty for an environment that has ``step`` instead of tools."""
+        """The tools that a model may call. Empty if the environment has ``step`` instead."""
         return self.source.tools
 
     @property
     def library(self) -> str:
-        """The library that provides the environment; empty for users' own environments and for rlflow's."""
+        """The library that the environment comes from. Empty for rlflow's and for users' own environments."""
         return self.name.partition(":")[0] if self.module and ":" in self.name else ""
 
     @cached_property
     def packed(self) -> dict[str, Any]:
-        """Return plain values from which a worker process loads the class."""
+        """Return the plain values that a worker process needs to load the class."""
         return {
             "file": self.path,
             "source": self.source.text,
@@ -99,7 +98,7 @@ class EnvironmentSpec:
 
     @cached_property
     def digest(self) -> str:
-        """Return 16 hex digits that identify the class's code, the settings, and the length limits of
+        """Return 16 hex digits that identify the class's code, its settings, and the length limits of
         episodes.
         """
         code = ast.unparse(ast.parse(self.source.text))
@@ -119,11 +118,11 @@ class EnvironmentSpec:
 
 
 def parse_environment(written: str, values: Mapping[str, Any], flag: str = "env") -> EnvironmentSpec:
-    """Return the environment that a flag names.
+    """Parse the environment named by a flag. Its file is read, but not imported.
 
     ``written``: the flag's value, such as FILE.py:Class. ``values``: the settings given with ``--env.NAME``.
-    ``flag``: the flag's name, such as actor.env. The file is read, but not imported. Raises PlanError for an
-    unknown environment, and for unknown or invalid settings.
+    ``flag``: the flag's name, such as actor.env. Raises PlanError for an unknown environment, and for unknown
+    or invalid settings.
     """
     path, cls, module = _named(written, flag)
     library, _, named = written.partition(":")
@@ -157,7 +156,7 @@ def parse_environment(written: str, values: Mapping[str, Any], flag: str = "env"
 
 
 def _named(written: str, flag: str) -> tuple[str, str, str]:
-    """Return (file, class name, module name) of the environment that a flag names.
+    """Return (file, class name, module name) of the environment named by a flag.
 
     Raises PlanError for an unknown environment.
     """
@@ -185,10 +184,10 @@ def _named(written: str, flag: str) -> tuple[str, str, str]:
 def _settings(
     source: ClassSource, texts: Mapping[str, Any], cls: str, flag: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Convert settings from flags to their annotated types. Relative paths become absolute.
+    """Convert settings from flags to their annotated types, and make relative paths absolute.
 
     Returns (settings by name, names of the settings that are paths). ``texts``: the values that the user
-    gave. Raises one PlanError that lists all unknown, missing and invalid settings.
+    gave. If settings are unknown, missing or invalid, raises a single PlanError that lists all of them.
     """
     known, problems = source.settings, []
     values: dict[str, Any] = {}

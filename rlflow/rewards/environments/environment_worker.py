@@ -1,7 +1,7 @@
-"""Environment worker: a process that runs episodes, answers their calls, and ends with its parent.
+"""The process that runs episodes, answers their calls, and ends with its parent.
 
-It replies to each call, in the order of the calls. It runs as ``python -m
-rlflow.rewards.environments.environment_worker PARENT REPLIES SANDBOX``. The arguments are those of
+It replies to calls in the order in which they arrive. Run as ``python -m
+rlflow.rewards.environments.environment_worker PARENT REPLIES SANDBOX``, with the arguments of
 `rlflow.rewards.reward_worker`.
 """
 
@@ -76,7 +76,7 @@ class EnvironmentWorker(RequestWorker):
         self._make, self._later = lambda: kind(**settings), packed["later"]
 
     def answers(self, request: dict[str, Any]) -> Iterator[Any]:
-        """Drop the episodes that the request lists as finished, then return an iterator over the answers to
+        """Drop the episodes that the request lists as finished, and return an iterator over the answers to
         its calls.
         """
         for over in request["over"]:
@@ -114,7 +114,7 @@ class EnvironmentWorker(RequestWorker):
     async def _awaited(self, call: Call, seconds: float) -> Any:
         """Return the answer to a call of an async method, or a failure after ``seconds``.
 
-        Several such calls run concurrently, each with its own deadline.
+        Several such calls run at once, each with its own deadline.
         """
         limit = TimeLimit(seconds)
         try:
@@ -131,7 +131,7 @@ class EnvironmentWorker(RequestWorker):
             return failed(error)
 
     def _called(self, call: Call) -> Any:
-        """Run the method that a call names, and return its value; for an async method, an awaitable."""
+        """Run the method named by a call. Return its value or, if it's async, an awaitable."""
         kind, number, *rest = call
         if kind == "open":
             columns, seed = rest
@@ -161,7 +161,7 @@ class EnvironmentWorker(RequestWorker):
     ) -> list[str] | Awaitable[list[str]]:
         """Call an episode's tools, and return their results as text, in order.
 
-        Returns an awaitable if a tool is async. ``calls``: (tool name, arguments) of each call.
+        ``calls``: (tool name, arguments) of each call. Returns an awaitable if any tool is async.
         """
         return (
             self._used_later(episode, calls)
@@ -170,9 +170,9 @@ class EnvironmentWorker(RequestWorker):
         )
 
     def _ended(self, episode: Any) -> Any:
-        """End an episode: call ``score``, then ``close``.
+        """End an episode by calling ``score`` and then ``close``.
 
-        Returns the score, or None if the class has no ``score``. For async methods, returns an awaitable for
+        Returns the score, or None if the class has no ``score``. With async methods, returns an awaitable for
         the score.
         """
         if self._later:
@@ -202,11 +202,11 @@ def _takes_seed(reset: Callable[..., Any]) -> bool:
 
 
 def _use(episode: Any, name: str, arguments: Mapping[str, Any]) -> Any:
-    """Call a tool, and return its result as text: strings unchanged, other values as JSON.
+    """Call a tool and return its result as text: strings unchanged, other values as JSON.
 
-    If the tool raises, the error's text is the result, so that the model can call the tool differently. If a
-    service cannot be reached, the error is raised, since the model did not cause it. For an async tool,
-    returns an awaitable.
+    If the tool raises an exception, the result is the error's text, so that the model can call the tool
+    differently. If a service can't be reached, that isn't the model's fault, and the exception is passed on.
+    For an async tool, returns an awaitable.
     """
     try:
         result = getattr(episode, name)(**arguments)
@@ -229,10 +229,10 @@ async def _awaited_tool(result: Awaitable[Any]) -> str:
 
 
 def is_service_error(error: BaseException) -> bool:
-    """Whether an error means that a service did not answer.
+    """True if an error means that a service didn't answer.
 
-    This is true for network errors, also if a library has wrapped them, and for errors whose class has
-    ``service = True``.
+    These are network errors, even if a library has wrapped them, and errors whose class has ``service =
+    True``.
     """
     return any(
         getattr(each, "service", False) or isinstance(each, ConnectionError | TimeoutError)
@@ -241,7 +241,7 @@ def is_service_error(error: BaseException) -> bool:
 
 
 def as_result(error: Exception) -> str:
-    """Return what the model reads as the result of a tool if the tool raised ``error``."""
+    """Return what the model gets to read when a tool raises ``error``."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -253,7 +253,7 @@ def shown(value: Any) -> str:
 
 
 def failed(error: BaseException) -> list[Any]:
-    """Return [cause, reason] for a call that raised."""
+    """Return [cause, reason] for a call that raised an exception."""
     return [error.cause, str(error)] if isinstance(error, Refused) else values.raised(error)
 
 
@@ -297,11 +297,11 @@ def _together(changes: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
-    """Clean what an environment says to the model: cut it to the length limit, and replace invalid
+    """Clean up what an environment says to the model: cut it to its length limit and replace invalid
     characters.
 
     Returns (text or chat messages, changes). ``changes`` counts the changes made, with keys from CHANGES.
-    Raises Refused if the value is neither text nor messages. ``what``: the value's name in error messages.
+    ``what``: the value's name in error messages. Raises Refused if the value is neither text nor messages.
     """
     short = cut_to(value, LONGEST)
     cut = short is not value

@@ -1,4 +1,4 @@
-"""Describe tools as JSON schemas for chat templates.
+"""Describes tools as JSON schemas for chat templates.
 
 A tool is a typed, documented method that a model may call.
 """
@@ -36,7 +36,7 @@ class Tool:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The names of the parameters without a default."""
+        """The names of the parameters that have no default."""
         return tuple(self.schema["function"]["parameters"]["required"])
 
     @property
@@ -89,7 +89,7 @@ def tool_of(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Tool:
 
 
 def _with_defaults(arguments: ast.arguments) -> set[str]:
-    """The names of the arguments that have a default."""
+    """Return the names of the arguments that have a default."""
     positional, defaults = [*arguments.posonlyargs, *arguments.args], len(arguments.defaults)
     free = {argument.arg for argument in positional[-defaults:]} if defaults else set()
     return free | {
@@ -100,7 +100,7 @@ def _with_defaults(arguments: ast.arguments) -> set[str]:
 
 
 def _summary(docstring: str) -> str:
-    """Return the part of the docstring before the first argument's description, as one line."""
+    """Return the docstring up to the first argument's description, as one line."""
     first, *rest = docstring.splitlines()
     more = itertools.takewhile(lambda line: not HEADING.match(line) and not ARGUMENT.match(line), rest)
     return " ".join(" ".join([first, *more]).split())
@@ -116,7 +116,7 @@ def _described(docstring: str) -> dict[str, str]:
 
 
 def _schema(annotation: ast.expr | None) -> dict[str, Any] | None:
-    """Return the JSON schema for a type annotation; None if JSON does not support the type."""
+    """Return the JSON schema for a type annotation, or None if JSON doesn't support the type."""
     match annotation:
         case ast.Name(id=name) if name in SIMPLE:
             return {"type": SIMPLE[name]}

@@ -1,6 +1,6 @@
-"""Adapters for environments of other libraries.
+"""Adapters for environments from other libraries.
 
 Users name these environments with `--env`: `textarena:ID`, `skyrl_gym:ID`, `openenv:URL` and `openrlhf:FILE`.
-Each module has one class. An instance of the class runs one episode of the library and returns the library's
-answers as turns. The adapters use the same interface as a user's own environment.
+Each module has one class, with the same interface as a user's own environment. Each instance runs one episode
+and returns the library's answers as turns.
 """

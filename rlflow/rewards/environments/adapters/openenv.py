@@ -1,7 +1,7 @@
 """`--env openenv:URL`: an environment on an OpenEnv server, reached over the server's WebSocket.
 
-Each episode is one session on the server (https://github.com/meta-pytorch/OpenEnv). It needs
-``--reward-network true``, because environment processes have no network access otherwise.
+Each episode is one session on the server (https://github.com/meta-pytorch/OpenEnv). This needs
+``--reward-network true``, because environment processes otherwise have no network access.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rlflow.processes.clients.patience import Passing, Patience, Unanswered, lef
 
 
 class ServerError(RuntimeError):
-    """The server answered with an error that the model did not cause."""
+    """The server answered with an error that isn't the model's fault."""
 
 
 class OpenEnvSession:
     """One episode on an OpenEnv server.
 
-    The model's reply fills one field of the action. The model reads one field of the observation.
+    The model's reply fills one field of the action, and the model reads one field of the observation.
     """
 
     repeatable = False  # the server may use randomness
@@ -49,7 +49,7 @@ class OpenEnvSession:
     def reset(self, prompt: str, answer: str = "", *, seed: int, **fields: Any) -> Any:
         """Start an episode, and return the first text or message for the model.
 
-        The server's ``reset`` gets those data fields of the record (``fields``) that it accepts.
+        Of the record's data fields (``fields``), those that the server's ``reset`` accepts are sent along.
         """
         return self._read(
             self._request("reset", {"seed": seed, "prompt": prompt, "answer": answer, **fields})[
@@ -91,9 +91,9 @@ class OpenEnvSession:
 
 
 def _connected(connect: Callable[..., Any], url: str, seconds: float) -> Any:
-    """Return a WebSocket connection to a server, which may redirect to another URL on its host.
+    """Connect to a server's WebSocket, which may redirect to another URL on the same host.
 
-    Raises Unanswered if no connection is made within ``seconds``.
+    Raises Unanswered if there is no connection within ``seconds``.
     """
     exceptions: Any = require("websockets.exceptions", extra="environments")
     for _ in range(REDIRECTS):
@@ -119,7 +119,7 @@ def _connected(connect: Callable[..., Any], url: str, seconds: float) -> Any:
 
 
 def _reply(response: Any) -> Reply:
-    """Convert the HTTP response of a server that did not open a WebSocket to a ``Reply``."""
+    """Convert the HTTP response of a server that refused to open a WebSocket to a ``Reply``."""
     headers = http.client.HTTPMessage()
     for name, value in response.headers.raw_items():
         headers[name] = value

@@ -1,7 +1,7 @@
 """`--env openrlhf:FILE.py`: the class `AgentInstance` in a file written for OpenRLHF's `--agent_func_path`.
 
-Such a file imports its base classes from `openrlhf.utils.agent`. If OpenRLHF is not installed, empty
-stand-ins replace these classes. They suffice because rlflow runs the episode, not an OpenRLHF executor.
+Such a file imports its base classes from `openrlhf.utils.agent`. If OpenRLHF isn't installed, empty classes
+stand in for them. That's enough, because rlflow runs the episode, not an OpenRLHF executor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Agent:
     """
 
     def __init__(self, *, id: Path) -> None:
-        """Load the agent. id: path of the agent's file."""
+        """Load the agent from its file. id: path of the file."""
         _stand_in()
         self.agent: Any = user_module(str(id), id.read_text("utf-8")).AgentInstance()
         self.observation = self.label = ""
@@ -65,12 +65,12 @@ class Agent:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number, or a tensor with one number."""
+    """True if a value is a number, or a tensor with one number."""
     return isinstance(value, numbers.Real) or getattr(value, "ndim", None) == 0
 
 
 def _stand_in() -> None:
-    """If OpenRLHF is not installed, register an importable module with empty base classes for agents."""
+    """If OpenRLHF isn't installed, register a module with empty base classes for agents to import."""
     if MODULE in sys.modules or importlib.util.find_spec("openrlhf") is not None:
         return
     parts = MODULE.split(".")

@@ -13,8 +13,8 @@ from rlflow.extras import require
 class Gym:
     """One episode of a SkyRL-Gym environment.
 
-    The record's fields are passed as the environment's ``extras``. If the record has no ``reward_spec``, one
-    is made from ``answer``.
+    The environment gets the record's fields as ``extras``. If there's no ``reward_spec`` among them, one is
+    made from ``answer``.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class Game:
         )
 
     def _new_messages(self) -> Any:
-        """Return the game's messages since the last call, without the player's own messages."""
+        """Return the game's messages since the last call, leaving out the player's own."""
         _, text = self.game.get_observation()
         if not isinstance(text, str):
             text = "\n".join(words for _, words, kind in text if kind is not self.own_words)
@@ -76,8 +76,8 @@ class Game:
     def _own_rng(self) -> Iterator[None]:
         """Use this game's own random state inside the context.
 
-        TextArena's games draw from Python's global random generator. With separate states, the games of one
-        process do not influence each other.
+        TextArena's games draw from Python's global random generator. With separate states, games in the same
+        process don't affect each other.
         """
         outer = random.getstate()
         if self.rng_state is not None:

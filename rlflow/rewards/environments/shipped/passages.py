@@ -1,4 +1,4 @@
-"""Read passages from a JSON Lines file, and rank them with BM25 (Robertson and Zaragoza 2009).
+"""Reads passages from a JSON Lines file, and ranks them with BM25 (Robertson and Zaragoza 2009).
 
 Used by `--env search` and `rlflow serve retrieve`.
 """
@@ -25,10 +25,10 @@ class Passages:
 
     @staticmethod
     def of(file: Path) -> Passages:
-        """Return the passages in a JSON Lines file.
+        """Read the passages from a JSON Lines file.
 
         Each object has ``text`` and optionally ``title``, or ``contents`` as in verl's corpora. Raises
-        PlanError if the file cannot be read or is invalid.
+        PlanError if the file can't be read or is invalid.
         """
         try:
             lines = [line for line in file.read_text("utf-8").split("\n") if line.strip()]
@@ -60,14 +60,14 @@ def _record(file: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _sound(value: Any) -> bool:
-    """Whether a value is an integer, or a string without lone surrogates, so that it can be sent as JSON."""
+    """True for an integer, or a string without lone surrogates: a value that can be sent as JSON."""
     return isinstance(value, int) or (
         isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
     )
 
 
 def _joined(record: dict[str, Any], between: str) -> str:
-    """Return a passage's title and text, separated by ``between``; only the text if there is no title."""
+    """Return a passage's title and text with ``between`` in between, or just the text if it has no title."""
     title, text = str(record.get("title") or ""), record["text"] if "text" in record else record["contents"]
     return f"{title}{between}{text}" if title else text
 
@@ -92,8 +92,7 @@ class BM25:
         self._index.index(self._bm25s.tokenize(list(texts), show_progress=False), show_progress=False)
 
     def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
-        """Return up to ``count`` passages that match a query, the best match first, as (passage number, BM25
-        score).
+        """Return up to ``count`` passages that match a query, best first, as (passage number, BM25 score).
 
         Returns an empty list if the query has no words.
         """

@@ -21,16 +21,16 @@ BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 class Python:
     """Runs the Python code in the model's turns.
 
-    A turn without code is the final answer, which the run's rewards score.
+    A turn without code is taken as the final answer, which the run's rewards score.
     """
 
     def __init__(
         self, *, timeout: float = 5.0, memory: int = 512, prints: int = 2000, unsafe: bool = False
     ) -> None:
-        """Check that the machine can isolate code.
+        """Check that this machine can isolate code.
 
-        timeout: seconds for a code block. memory: MiB for a code block. prints: maximum number of output
-        characters that the model reads. unsafe: True to run code even if this machine cannot isolate it.
+        timeout: seconds for each code block. memory: MiB for each code block. prints: how many characters of
+        output the model reads at most. unsafe: True to run code even if this machine can't isolate it.
         """
         if not unsafe and (lacks := probe.missing("code")):
             raise ValueError(
@@ -53,7 +53,7 @@ class Python:
         return Turn(says=f"\n```output\n{printed[: self.prints].rstrip()}\n```\n")
 
     def run(self, code: str) -> str:
-        """Run code, and return its output. If the code raised, the error follows the output."""
+        """Run code and return its output, followed by the error if it raised one."""
         with tempfile.TemporaryDirectory() as folder:
             done = sandboxed.ended(code.encode(errors="replace").decode(), folder, self.memory, self.timeout)
         if done.late:

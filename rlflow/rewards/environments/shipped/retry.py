@@ -8,14 +8,14 @@ from rlflow.author.turn import Turn
 class Retry:
     """Compares the model's reply with the field ``answer``, ignoring spaces around both.
 
-    An equal reply ends the episode with reward 1.
+    If they are equal, the episode ends with reward 1.
     """
 
     def __init__(self, *, wrong: str = " no. ", less: str = "", more: str = "", cost: float = 0.0) -> None:
         """Store the settings.
 
         wrong: the message after a wrong answer. less: the message after a number that is too large. more: the
-        message after a number that is too small. Both default to wrong. cost: subtracted from the reward of
+        message after a number that is too small. Both default to wrong. cost: subtracted from the reward for
         each wrong turn.
         """
         self.wrong, self.less, self.more, self.cost = wrong, less or wrong, more or wrong, cost
@@ -27,10 +27,7 @@ class Retry:
         self.answer = answer.strip()
 
     def step(self, text: str) -> Turn:
-        """Compare a reply with the answer.
-
-        After a wrong reply, the turn has a message, and the reward ``-cost``.
-        """
+        """Compare a reply with the answer. A wrong reply gets a message and the reward ``-cost``."""
         self.tries += 1
         if text.strip() == self.answer:
             return Turn(reward=1.0, done=True, log={"tries": self.tries})

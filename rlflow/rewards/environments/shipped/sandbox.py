@@ -1,4 +1,4 @@
-"""Program that enters the sandbox and then runs code, so that the code can only compute.
+"""Enters the sandbox and then runs code, which can do nothing but compute.
 
 Run as ``python -m rlflow.rewards.environments.shipped.sandbox PARENT FOLDER MEGABYTES SECONDS FILE``. PARENT:
 id of the parent process; this process ends when the parent does. FILE: the file with the code. The code may

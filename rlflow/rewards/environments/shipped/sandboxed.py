@@ -1,4 +1,4 @@
-"""Run untrusted code in a separate sandboxed process, and collect its output."""
+"""Runs untrusted code in a separate sandboxed process, and collects its output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTPUT = 1 << 20  # maximum number of bytes of each stream that are kept; the re
 
 
 class Ended(NamedTuple):
-    """The result of running code: how the process ended, and its output."""
+    """How a process that ran code ended, and its output."""
 
     late: bool  # whether the process was killed at its deadline
     code: int  # exit code; if a signal ended the process, the negative number of the signal
@@ -33,9 +33,10 @@ class Ended(NamedTuple):
 def ended(code: str, folder: str, megabytes: int, seconds: float, stdin: str = "") -> Ended:
     """Run code in a sandboxed process whose working folder is ``folder``.
 
-    The code may read the folder's files. Returns the output and how the process ended. ``megabytes``: memory
-    limit. ``seconds``: time after which the process is killed. ``stdin``: text for standard input. Raises
-    OSError if the process cannot be started, and UnicodeEncodeError for strings with lone surrogates.
+    The code may read files in this folder. Returns the output and how the process ended. ``megabytes``:
+    memory limit. ``seconds``: how long to wait before killing the process. ``stdin``: text for standard
+    input. Raises OSError if the process can't be started, and UnicodeEncodeError for strings with lone
+    surrogates.
     """
     with (
         tempfile.NamedTemporaryFile(dir=Path(folder).parent) as source,
@@ -75,7 +76,7 @@ def ended(code: str, folder: str, megabytes: int, seconds: float, stdin: str = "
 
 
 class _Stream:
-    """Reads a stream to its end in a thread, and keeps only the first OUTPUT bytes."""
+    """Reads a stream to its end in a thread, keeping only the first OUTPUT bytes."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._kept, self._stream = bytearray(), stream

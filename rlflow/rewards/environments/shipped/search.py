@@ -1,10 +1,9 @@
-"""`--env search`: the model searches a corpus while it reasons, as in Search-R1 (Jin et al. 2025,
-arXiv:2503.09516).
+"""`--env search`: the model searches a corpus while it reasons, as in Search-R1 (Jin et al. 2025).
 
-The environment answers ``<search>query</search>`` with ``<information>passages</information>``. A turn with
-``<answer>text</answer>`` ends the episode. The corpus is a JSON Lines file with the field ``text`` and
-optionally ``title``. The environment ranks its passages with BM25. Instead of a file, the user can name a
-server that ranks passages, such as `rlflow serve retrieve`.
+See arXiv:2503.09516. The environment answers ``<search>query</search>`` with
+``<information>passages</information>``, and a turn with ``<answer>text</answer>`` ends the episode. The
+corpus is a JSON Lines file with the field ``text`` and optionally ``title``, and its passages are ranked with
+BM25. Instead of a file, the user can name a server that ranks passages, such as `rlflow serve retrieve`.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ class Corpus:
         self.index = BM25(self.passages)
 
     def best(self, query: str, count: int) -> list[str]:
-        """Return the ``count`` passages that best match a query, the best first; empty for a query without
-        words.
-        """
+        """Return the ``count`` passages that best match a query, best first. Empty if it has no words."""
         return [self.passages[number] for number, _ in self.index.ranked(query, count)]
 
 
@@ -42,7 +39,7 @@ class Retriever:
         self.url = url
 
     def best(self, query: str, count: int) -> list[str]:
-        """Return the ``count`` passages that best match a query, the best first.
+        """Return the ``count`` passages that best match a query, best first.
 
         Raises ConnectionError or ValueError if the server fails.
         """
@@ -55,7 +52,7 @@ class Retriever:
 
 @functools.lru_cache(maxsize=4)
 def corpus_of(file: Path) -> Corpus:
-    """Return the corpus in a file. All episodes of a process share one index of it."""
+    """Return the corpus in a file. All episodes of a process share a single index of it."""
     return Corpus(file)
 
 
@@ -87,7 +84,7 @@ class Search:
         self.searches = 0
 
     def step(self, text: str) -> Turn:
-        """Run the last search of a turn, and return its passages as the next message.
+        """Run the last search of a turn, and return the passages it finds as the next message.
 
         If the turn has an answer, the episode ends instead.
         """
