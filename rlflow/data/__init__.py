@@ -1,8 +1,8 @@
-"""Load prompts, completions and preference pairs, and turn them into rows.
+"""Loads prompts, completions and preference pairs, and turns them into rows.
 
-The package reads and checks records, renders chat templates in a separate process, encodes prompts, and
+This package reads and checks records, renders chat templates in a separate process, encodes prompts, and
 describes the scorer that comes with a data set. The choice of a run's data set is in
-`rlflow.config.roles.opened_data`. Batches are in `rlflow.author.batch`, rewards in `rlflow.rewards`.
+`rlflow.config.roles.opened_data`, batches are in `rlflow.author.batch`, and rewards in `rlflow.rewards`.
 """
 
 from __future__ import annotations

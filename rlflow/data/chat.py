@@ -1,7 +1,7 @@
-"""Render the chat templates of model folders.
+"""Renders the chat templates of model folders.
 
-A chat template is a program by a third party. A separate process therefore renders it, and the kernel kills
-that process at a deadline.
+A chat template is a program written by a third party. It's rendered in a separate process, which the kernel
+kills at a deadline.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ REPLY = "\ue000reply\ue000"
 class ChatTemplate:
     """The chat template of a tokenizer.
 
-    ``folder``: the model folder, which error messages name. ``variables``: the template variables by name:
-    the tokenizer's special tokens, and the variables that the run sets.
+    ``folder``: the model folder, for error messages. ``variables``: the template variables by name, which are
+    the tokenizer's special tokens and any variables set by the run.
     """
 
     def __init__(self, folder: Path, text: str, variables: Mapping[str, Any]) -> None:
@@ -59,9 +59,9 @@ class ChatTemplate:
     def render(self, conversations: Sequence[Sequence[Message]], prompting: bool = True) -> list[str]:
         """Return the rendered text of each conversation.
 
-        If ``prompting`` is True, the text ends where the assistant's reply begins. Otherwise it ends with the
-        last message. Raises PlanError if the template refuses a conversation, or exceeds the limits on time,
-        memory or characters.
+        If ``prompting`` is True, the text ends where the assistant's reply begins; otherwise, it ends with
+        the last message. Raises PlanError if the template refuses a conversation, or exceeds the limits on
+        time, memory or characters.
         """
         with self._lock:
             return [
@@ -69,11 +69,10 @@ class ChatTemplate:
             ]
 
     def reply(self, messages: Sequence[Message], message: Message) -> str:
-        """Return the text that the template writes for an assistant message after ``messages``, with its tool
-        calls.
+        """Return what the template writes for an assistant message after ``messages``, with its tool calls.
 
-        The end of the turn is not included. Raises PlanError if the text around this message differs from the
-        text around a plain reply.
+        The end of the turn isn't included. Raises PlanError if the text around this message isn't the same as
+        around a plain reply.
         """
         whole, plain = self.render([[*messages, message], [*messages, _assistant(REPLY)]], prompting=False)
         lead, _, end = plain.partition(REPLY)
@@ -98,12 +97,11 @@ class ChatTemplate:
         later: Sequence[Sequence[Message]],
         given: tuple[Message, str] | None = None,
     ) -> list[str]:
-        """Return the text that the template writes after ``opening`` and a reply, for each list of turns in
-        ``later``.
+        """For each list of turns in ``later``, return what the template writes after ``opening`` and a reply.
 
-        ``given``: (a reply, its text as the template writes it); by default, a placeholder is the reply. Some
+        ``given``: (a reply, its text as the template writes it); by default, the reply is a placeholder. Some
         templates begin the requested reply with a thought, or write a space before earlier replies; both are
-        handled. Raises PlanError if the template changes earlier turns when later turns follow.
+        handled. Raises PlanError if the template changes earlier turns once later turns follow.
         """
         conversations = [[*opening, _assistant(REPLY), *messages] for messages in later]
         exact = [[*opening, given[0], *messages] for messages in later] if given else []
@@ -114,7 +112,7 @@ class ChatTemplate:
         return [self._after(before, text) for text in texts[: len(later)]]
 
     def closed(self, opening: Sequence[Message], more: Sequence[Message], prompting: bool) -> str:
-        """Render ``opening``, a placeholder reply and the turns ``more``, and return the text after the
+        """Render ``opening``, a placeholder reply and the turns ``more``, and return what follows the
         placeholder.
 
         If ``prompting`` is True, the text ends where the next reply begins. Raises PlanError if the template
@@ -124,9 +122,9 @@ class ChatTemplate:
         return text.partition(REPLY)[2]
 
     def dropped(self) -> str:
-        """Return a phrase naming the parts of a reply that the template removes when later turns follow.
+        """Return a phrase for the parts of a reply that the template removes once later turns follow.
 
-        Such parts are thoughts, and the opening that the template writes for a reply. The phrase is empty if
+        These can be thoughts, and the opening that the template writes for a reply. The phrase is empty if
         the template keeps everything or refuses conversations with later turns.
         """
         question = [{"role": "user", "content": QUESTION}]
@@ -149,8 +147,8 @@ class ChatTemplate:
     def _after(self, before: str, text: str) -> str:
         """Return the part of ``text`` after the placeholder reply.
 
-        ``before``: the same conversation up to the reply. Either text may contain additional text before the
-        reply, which counts as part of the reply. Raises PlanError if both contain additional text.
+        ``before``: the same conversation up to the reply. One of the two texts may have additional text
+        before the reply, which counts as part of it. Raises PlanError if both do.
         """
         lead, reply, after = text.partition(REPLY)
         same = len(os.path.commonprefix([before, lead]))
@@ -226,9 +224,9 @@ class ChatTemplate:
                 return
 
     def _running(self) -> Child:
-        """Return the rendering process, and start it if it is not running.
+        """Return the rendering process, starting it if it isn't running.
 
-        The process gets a minimal environment. It has its own session, so that Ctrl-C does not reach it.
+        It gets a minimal environment, and a session of its own, so that Ctrl-C doesn't reach it.
         """
         if self._process is not None and self._process.poll() is None:
             return self._process
@@ -249,7 +247,7 @@ class ChatTemplate:
         self._process = None
 
     def _died(self, request: Mapping[str, Any]) -> str:
-        """Return a string that says how the rendering process ended."""
+        """Say how the rendering process ended."""
         process = self._process
         assert process is not None
         self._end()
@@ -264,7 +262,7 @@ class ChatTemplate:
 def check_variables(variables: Mapping[str, Any], template: ChatTemplate | None) -> None:
     """Check the variables that a run sets for a chat template.
 
-    Raises PlanError for variables that rlflow sets itself or ``template`` does not read.
+    Raises PlanError for variables that rlflow sets itself, or that ``template`` doesn't read.
     """
     set_here = next((name for name in variables if name in SET_HERE), "")
     if set_here:
@@ -291,10 +289,10 @@ def check_variables(variables: Mapping[str, Any], template: ChatTemplate | None)
 
 
 def rewrites(folder: Path, before: str, after: str, remedy: str) -> PlanError:
-    """Return the error for a chat template that changes earlier turns when later turns follow.
+    """Return the error for a chat template that changes earlier turns once later turns follow.
 
-    ``before``: the rendered text without later turns. ``after``: the rendered text with later turns.
-    ``remedy``: what the user can do.
+    ``before``: the rendered text without later turns. ``after``: the rendered text with them. ``remedy``:
+    what the user can do.
     """
     same = len(os.path.commonprefix([before, after]))
     return PlanError.of(

@@ -1,8 +1,7 @@
-"""Keep control tokens out of text that comes from users, tools, web pages or other models.
+"""Keeps control tokens out of text that comes from users, tools, web pages or other models.
 
-Such text is encoded with ordinary tokens only. Decoding returns the same text, but the text cannot begin or
-end a turn. Before a chat template renders the text, each control token's text in it is replaced with a
-placeholder character.
+Such text is encoded with ordinary tokens only. It decodes to the same text, but it can't begin or end a turn.
+Before a chat template renders it, any control token written in it is replaced with a placeholder character.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class StandIns:
     texts: Mapping[str, str] = field(default_factory=dict)  # character → text
 
     def within(self, text: str) -> bool:
-        """Return whether a string contains a placeholder, as a character or as its JSON escape."""
+        """True if a string contains a placeholder, as a character or as its JSON escape."""
         return bool(self.texts) and self._pattern.search(text) is not None
 
     def resolved(self, text: str) -> str:
@@ -53,7 +52,7 @@ class StandIns:
 class Controls:
     """The control tokens of a tokenizer.
 
-    These are its special tokens, and the added tokens that occur in ``template``, its chat template.
+    These are its special tokens, and those of its added tokens that occur in ``template``, its chat template.
     """
 
     def __init__(self, tokenizer: Any, template: str) -> None:
@@ -75,17 +74,14 @@ class Controls:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Regular expression that finds control tokens in a string.
-
-        If several match at one place, the longest counts.
-        """
+        """A regular expression that finds control tokens in a string, preferring the longest."""
         return re.compile("|".join(map(re.escape, sorted(self.ids, key=len, reverse=True))) or r"(?!)")
 
     def hidden(self, content: Sequence[Any], others: Iterable[str] = ()) -> tuple[list[Any], StandIns]:
         """Replace each control token in strings or messages with a placeholder.
 
-        Returns (the changed content, the placeholders). ``others``: other strings that a template writes; no
-        placeholder occurs in them.
+        Returns (the changed content, the placeholders). ``others``: other strings that a template writes;
+        characters in them aren't used as placeholders.
         """
         texts = [*_texts(list(content))]
         found = dict.fromkeys(match for text in texts for match in self.pattern.findall(text))
@@ -107,9 +103,9 @@ class Controls:
     def encoded(self, texts: Sequence[str], hidden: StandIns, encode: Encode) -> list[list[int]]:
         """Return the ids of each text that a template has rendered.
 
-        Control tokens that the template wrote are encoded as control tokens. Placeholders in ``hidden`` are
-        encoded as ordinary tokens. ``encode``: the tokenizer's own encoding, which recognises all control
-        tokens. Raises PlanError if the tokenizer has no ordinary tokens for a placeholder's text.
+        Control tokens written by the template are encoded as such, and the text behind the placeholders in
+        ``hidden`` with ordinary tokens. ``encode``: the tokenizer's own encoding, which recognizes all
+        control tokens. Raises PlanError if the tokenizer has no ordinary tokens for a placeholder's text.
         """
         rows = encode(texts) if texts else []
         for place, text in enumerate(texts):
@@ -121,7 +117,7 @@ class Controls:
     def _pieces(self, text: str, hidden: StandIns, encode: Encode) -> Iterator[list[int]]:
         """Yield the ids of a string, piece by piece.
 
-        Only control tokens that the template wrote become control tokens.
+        The only control tokens among them are those that the template wrote.
         """
         stretch = ""
         for piece, control in self._divided(text):
@@ -138,7 +134,7 @@ class Controls:
     def _divided(self, text: str) -> Iterator[tuple[str, bool]]:
         """Split a string at its control tokens, and yield (part, whether it is a control token).
 
-        A control token's part includes the white space that the token absorbs.
+        White space that a control token absorbs is part of it.
         """
         at = 0
         for match in self.pattern.finditer(text):
@@ -153,9 +149,9 @@ class Controls:
             yield text[at:], False
 
     def _plain(self, text: str) -> list[int]:
-        """Return the ids of a string in ordinary tokens only.
+        """Encode a string with ordinary tokens only.
 
-        Raises PlanError if the tokenizer has no ordinary tokens for the text.
+        Raises PlanError if the tokenizer has no ordinary tokens for it.
         """
         ids = self._without(text)
         if self.numbers.intersection(ids):
@@ -180,10 +176,10 @@ class Controls:
 
 
 def unwritable(folder: Path) -> list[str]:
-    """Return the control tokens of a model folder whose text cannot be encoded with ordinary tokens.
+    """Return the control tokens of a model folder whose text can't be encoded with ordinary tokens.
 
-    Reads only the folder's files, without loading the tokenizer in transformers. The list is empty if
-    tokenizer.json is missing or unreadable.
+    Only reads the folder's files, without loading the tokenizer in transformers. Empty if tokenizer.json is
+    missing or unreadable.
     """
     state, templates = (
         pretrained.read_tokenizer_file(folder),
@@ -204,8 +200,9 @@ def unwritable(folder: Path) -> list[str]:
 
 
 def _inner(state: dict[str, Any], numbers: frozenset[int]) -> Callable[[str], list[int]]:
-    """Return an encoding function for the tokenizer ``state`` (tokenizer.json) without the added tokens
-    ``numbers``.
+    """Return an encoding function for a tokenizer without its added tokens ``numbers``.
+
+    ``state``: the content of tokenizer.json.
     """
     from tokenizers import Tokenizer
 
@@ -214,7 +211,7 @@ def _inner(state: dict[str, Any], numbers: frozenset[int]) -> Callable[[str], li
 
 
 def _vocabulary(state: dict[str, Any]) -> dict[str, int]:
-    """Return the ids of the base vocabulary's tokens, by text. Added tokens are not included."""
+    """Return the ids of the base vocabulary's tokens, by text, without the added tokens."""
     vocabulary = state["model"]["vocab"]
     return (
         vocabulary
@@ -224,7 +221,7 @@ def _vocabulary(state: dict[str, Any]) -> dict[str, int]:
 
 
 def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
-    """Return a tokenizer's JSON, changed so that the added tokens ``ids`` are not recognised in strings.
+    """Return a tokenizer's JSON, changed so that it doesn't recognize the added tokens ``ids`` in strings.
 
     All other tokens keep their ids.
     """
@@ -241,7 +238,7 @@ def without(state: dict[str, Any], ids: Set[int]) -> dict[str, Any]:
 
 
 def _within(part: Any) -> Any:
-    """Return a part of a tokenizer's JSON, changed so that no space is added at the beginning of a string."""
+    """Return a part of a tokenizer's JSON, changed so that strings don't get a space at their beginning."""
     if isinstance(part, dict):
         changed = {"prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else {}
         return {

@@ -1,4 +1,4 @@
-"""Show a data set as a model will read it.
+"""Shows a data set as a model will read it.
 
 A preview lists the mapped fields, the lengths, the skipped records, and the first few rows in full.
 """
@@ -25,7 +25,7 @@ PLACES = 8  # maximum number of places listed for each cause
 
 @dataclass(frozen=True)
 class LengthSummary:
-    """Lengths in tokens, summarised over all usable records."""
+    """Lengths in tokens, summarized over all usable records."""
 
     count: int
     shortest: int
@@ -64,7 +64,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Preview:
-    """Summary of a data set as a run would read it."""
+    """What a run would read from a data set, in summary."""
 
     name: str
     records: int  # usable records
@@ -86,9 +86,9 @@ class Preview:
 
 
 def preview(data: Dataset, rows: int) -> Preview:
-    """Return a preview of ``data``. Encodes all records once.
+    """Return a preview of ``data``, which encodes each record once.
 
-    ``rows``: number of records to show in full, from the first.
+    ``rows``: how many records to show in full, from the first.
     """
     faults = {**data.faulty(range(len(data)))}
     usable = [index for index in range(len(data)) if index not in faults]

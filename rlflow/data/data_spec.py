@@ -1,4 +1,4 @@
-"""Parse the data sources that a user names: ``[NAME=]FILE[:WEIGHT]``.
+"""Parses the data sources that a user names: ``[NAME=]FILE[:WEIGHT]``.
 
 FILE is a file, a folder, a reasoning-gym task, or a data set on the Hub.
 """
@@ -24,7 +24,7 @@ FILES = (".jsonl", ".parquet", ".csv", ".tsv")
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A data source as the user names it, not opened yet."""
+    """A data source as named by the user, not opened yet."""
 
     name: str  # name in metrics, and after the @ of a reward
     path: str  # the file, the folder, the task with its prefix as written, or the name on the Hub
@@ -33,15 +33,14 @@ class SourceSpec:
     after: str = ""  # the user's text after the path
 
     def at(self, path: str) -> str:
-        """Return the user's text for this source with another path. The name and weight are kept."""
+        """Return the user's text for this source with another path, but the same name and weight."""
         return f"{self.before}{path}{self.after}"
 
 
 def parse_source(written: str) -> SourceSpec:
     """Parse a data source such as ``name=file.jsonl:2``.
 
-    If the complete text is an existing path, it is not split at = or a colon. Raises PlanError for an invalid
-    weight.
+    A string that is an existing path isn't split at = or a colon. Raises PlanError for an invalid weight.
     """
     body, weight = _split_weight(written)
     head, equals, path = body.partition("=")
@@ -52,10 +51,10 @@ def parse_source(written: str) -> SourceSpec:
 
 
 def parse_sources(written: Sequence[str]) -> tuple[SourceSpec, ...]:
-    """Return the sources of a run.
+    """Parse the sources of a run.
 
-    Raises PlanError if two sources share a name, a name cannot be used in metrics, or only some sources have
-    a weight.
+    Raises PlanError if two sources share a name, a name can't be used in metrics, or only some sources have a
+    weight.
     """
     sources = tuple(map(parse_source, written))
     names = [source.name for source in sources]
@@ -89,7 +88,7 @@ def _exists(path: str) -> bool:
 
 
 def _name(path: str) -> str:
-    """Return the stem of a file, or the name of a folder, a task or a repository on the Hub."""
+    """Return the stem of a file, or the name of a folder, task or repository on the Hub."""
     if (name := hub_data(path)) is not None:
         return name.stem
     if has_magic(path) and not _exists(path):
@@ -99,10 +98,7 @@ def _name(path: str) -> str:
 
 
 def _split_weight(text: str) -> tuple[str, Fraction | None]:
-    """Split a string such as ``file.jsonl:2`` into (text without the weight, weight).
-
-    The weight is None if not given.
-    """
+    """Split a string such as ``file.jsonl:2`` into (text without the weight, weight or None)."""
     body, colon, last = text.rpartition(":")
     if not colon or f"{body}:" == PREFIX or _exists(text):
         return text, None

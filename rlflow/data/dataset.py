@@ -1,4 +1,4 @@
-"""Dataset: records of one shape, and the settings that turn them into rows.
+"""Records of one shape, and the settings that turn them into rows.
 
 A data set can split its records into training and held-out questions.
 """
@@ -74,10 +74,10 @@ class Dataset:
 
     @property
     def worded(self) -> str:
-        """Return a sentence on how the chat template is used; empty if all prompts are plain text.
+        """Return a sentence that says whether prompts go through the chat template.
 
-        The sentence says that prompts go through the template. If the tokenizer has no template, it says that
-        prompts of a single message are used as plain text.
+        If the tokenizer has no template, it says that prompts of a single message are used as plain text.
+        Empty if all prompts are plain text.
         """
         folder = getattr(self.encoder, "folder", "")
         if self.alone:
@@ -91,10 +91,10 @@ class Dataset:
         return f"{through} (--data.chat false for plain text)" if self.wording.chat else ""
 
     def templated(self, called: str = "") -> Problem | None:
-        """Return a warning if prompts for the chat template already contain control tokens; else None.
+        """Return a warning if prompts for the chat template already contain control tokens, or None.
 
-        A template has probably formatted such prompts already. ``called``: what the warning calls the data;
-        by default the data set's ``name``.
+        Most likely, such prompts were formatted by a template before. ``called``: what to call the data in
+        the warning; by default, the data set's ``name``.
         """
         if not isinstance(self.encoder, TokenizerEncoder) or not self.encoder.chats:
             return None
@@ -123,8 +123,9 @@ class Dataset:
 
     @property
     def recognised(self) -> str:
-        """Return a sentence saying which project's field names the records use and how those fields are
-        mapped. Empty if they use rlflow's own names.
+        """Return a sentence that says whose field names the records use, and how those fields are mapped.
+
+        Empty if they use rlflow's own names.
         """
         if self.parts:
             return "\n".join(filter(None, (part.recognised for part in self.parts.values())))
@@ -138,7 +139,7 @@ class Dataset:
 
     @property
     def split_lines(self) -> str:
-        """Describe the splits of the data and their use; empty if there is at most one split."""
+        """Describe the data's splits and how they are used. Empty if there is at most one."""
         if self.parts:
             return "\n".join(filter(None, (part.split_lines for part in self.parts.values())))
         if len(self.splits) < 2:
@@ -153,7 +154,7 @@ class Dataset:
 
     @property
     def shape(self) -> Shape:
-        """The shape of the records: "prompts", "completions" (prompts with completions) or "pairs" (two
+        """What each record has: "prompts", "completions" (a prompt with completions) or "pairs" (two
         responses).
         """
         return ("prompts", "completions", "pairs")[len(self._like.responses)]
@@ -175,10 +176,10 @@ class Dataset:
 
     @property
     def scorer(self) -> ScorerSpec | None:
-        """The scorer for ``--reward task``; None if the data have no scorer.
+        """The scorer for ``--reward task``, or None if the data has none.
 
-        A reasoning-gym task has its own scorer. For other data with answers, the scorer compares with the
-        answer. If there are several sources, this is None, because each source has its own scorer.
+        A reasoning-gym task has its own scorer. Other data with answers gets one that compares with the
+        answer. With several sources, this is None, because each source has its own scorer.
         """
         if self.parts:
             return None
@@ -186,12 +187,12 @@ class Dataset:
 
     @property
     def sources(self) -> dict[str, DataShape]:
-        """The columns and scorer of each source, by source name; empty if there is only one source."""
+        """The columns and scorer of each source, by source name. Empty if there is only one source."""
         return {name: DataShape(part.columns, part.scorer) for name, part in self.parts.items()}
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Names of all fields in the first record of the file, including unused fields."""
+        """The names of all fields in the file's first record, even unused ones."""
         return tuple(dict.fromkeys([*self.fields.values(), *self.unread]))
 
     @cached_property
@@ -212,7 +213,7 @@ class Dataset:
     def batch(self, index: Sequence[int], start: int = 0, at: Sequence[int] | None = None) -> Batch:
         """Return the records with the indices ``index`` as rows.
 
-        ``at``: each record's position in the data stream; by default, consecutive positions from ``start``.
+        ``at``: each record's position in the data stream; by default, positions count up from ``start``.
         """
         positions = range(start, start + len(index)) if at is None else at
         return rows.batch(
@@ -227,19 +228,19 @@ class Dataset:
         )
 
     def faulty(self, index: Sequence[int]) -> dict[int, Fault]:
-        """Check the records at the indices ``index``, and return the faults of unusable records, by index."""
+        """Check the records at the indices ``index``. Return the faults of unusable ones, by index."""
         return faults(self.records, index, self.encoder, self.wording, self.room, self.name)
 
     def longest(self) -> tuple[int, int]:
         """Return (tokens of the longest prompt, tokens of the longest prompt with its response).
 
-        Only usable records count.
+        Unusable records aren't counted.
         """
         every = list(lengths(self.records, self.encoder, self.wording, self.room, self.name))
         return max((prompt for prompt, _ in every), default=0), max((row for _, row in every), default=0)
 
     def within(self, room: Room) -> Dataset:
-        """Return the data set with the limits ``room`` on the tokens of prompts and rows."""
+        """Return the data set with ``room`` as the limit on the tokens of prompts and rows."""
         return replace(self, room=room)
 
     def usable(self) -> Iterator[int]:
@@ -249,13 +250,13 @@ class Dataset:
     def split(self, held_out: float | Mapping[str, int], seed: int = 0) -> tuple[Dataset, Dataset]:
         """Return (training, held-out) data sets that share no question.
 
-        ``held_out``: a share below 1, a number of questions, or the number of questions for each source by
-        name. If one source holds out a question, no other source trains on it.
+        ``held_out``: a share below 1, a number of questions, or a number of questions for each source, by
+        name. No source trains on a question that another one holds out.
 
-        The choice depends on a hash of the question's text and ``seed``, so all records of a question are in
-        the same set. With a share such as 0.05, adding or removing records never moves a question to the
-        other set. With a number, the questions with the lowest hashes are held out; repeated questions can
-        make the held-out set a few records larger than requested. Raises PlanError if either set would be
+        The choice depends on a hash of the question's text and ``seed``, so all records of a question end up
+        in the same set. With a share such as 0.05, adding or removing records never moves a question to the
+        other set. With a number, the questions with the lowest hashes are held out; if questions repeat, the
+        held-out set can be a few records larger than requested. Raises PlanError if either set would be
         empty.
         """
         if not held_out or not self.records:
@@ -279,9 +280,9 @@ class Dataset:
         )
 
     def _with_test(self, held_out: float | Mapping[str, int], seed: int) -> tuple[Dataset, Dataset]:
-        """Split as ``split`` does, but hold out records of the split "test" where a source has one.
+        """Split as ``split`` does, but hold out records of the split "test" for sources that have one.
 
-        A question that is held out is not in the training data, even if the split "train" has it too.
+        A held-out question is removed from the training data, even if the split "train" has it too.
         """
         places = [_place(record.question, seed) for record in self.test]
         if isinstance(held_out, Mapping):
@@ -309,9 +310,9 @@ class Dataset:
         return replace(training, records=kept), replace(rest, records=[*rest.records, *held])
 
     def _held_out_by_source(self, places: Sequence[int], counts: Mapping[str, int]) -> set[int]:
-        """Choose held-out questions from each source, and return their hashes.
+        """Choose the questions to hold out from each source, and return their hashes.
 
-        ``places``: the hash of each record's question. ``counts``: number of questions to choose, by source.
+        ``places``: the hash of each record's question. ``counts``: how many questions to choose, by source.
         """
         held_out: set[int] = set()
         for name, count in counts.items():
@@ -338,7 +339,7 @@ def _place(question: str, seed: int) -> int:
 
 
 def _held_out(places: Sequence[int], held_out: float) -> list[bool]:
-    """Return, for each record, whether it is held out. At least one record is held out.
+    """For each record, return whether it's held out. At least one record is.
 
     ``places``: the hash of each record's question. ``held_out``: a number of records, or a share (float).
     """

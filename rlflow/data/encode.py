@@ -1,4 +1,4 @@
-"""Turn prompts into token ids.
+"""Turns prompts into token ids.
 
 ``Wording`` puts a record's prompt into the user's prompt template and adds the system message. An encoder
 then applies the chat template and the model's tokenizer. Without a model, the ids are the text's bytes.
@@ -118,8 +118,7 @@ class Encoder(Protocol):
     def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
         """Return the token ids of follow-up prompts, which contain text from models or environments.
 
-        Text from models or environments is never encoded as control tokens. ``wording``: how the prompts are
-        presented to the model.
+        Such text is never encoded as control tokens. ``wording``: how the prompts are presented to the model.
         """
 
     def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
@@ -129,9 +128,9 @@ class Encoder(Protocol):
         """
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
-        """Return a multi-turn response turn by turn, as (token ids, whether the assistant wrote them).
+        """Split a multi-turn response into turns, each as (token ids, whether the assistant wrote them).
 
-        ``wording``: the formatted prompt that the response follows.
+        ``wording``: the formatted prompt that the response answers.
         """
 
     def following(
@@ -143,26 +142,29 @@ class Encoder(Protocol):
     ) -> list[list[int]]:
         """Return the token ids to append after sampled ids, for the next turn of each row.
 
-        ``texts``: each row's next turn, as a string or messages. ``sampled``: the ids that the model has
-        sampled for each row. ``controls``: True to encode the text of a control token in a turn as that
-        control token.
+        ``texts``: each row's next turn, as a string or messages. ``sampled``: the ids sampled by the model
+        for each row. ``controls``: True to encode control tokens that are written out in a turn as control
+        tokens.
         """
 
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
-        """Return the text of each row of token ids, without padding and end tokens.
+        """Decode each row of token ids, leaving out padding and end tokens.
 
-        ``bare``: True to remove special tokens inside the text as well.
+        ``bare``: True to leave out special tokens inside the text too.
         """
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Encoder:
         """Return a copy of the encoder whose chat template describes ``tools``, given as JSON schemas."""
 
     def calls(self, ids: Sequence[int]) -> list[ToolCall]:
-        """Return the tool calls in a model's sampled ids; empty if there are none."""
+        """Return the tool calls in ids sampled by a model. Empty if there are none."""
 
 
 class ByteEncoder:
-    """Encoder for runs without a model. Token ids are UTF-8 bytes, and the id END follows each response."""
+    """The encoder for runs without a model.
+
+    Token ids are UTF-8 bytes, and the id END follows each response.
+    """
 
     chats = False
     longest = 1
@@ -184,7 +186,7 @@ class ByteEncoder:
         return [[*text.encode(), END] for text in texts]
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
-        """Return a multi-turn response turn by turn, as (bytes, whether the assistant wrote them)."""
+        """Split a multi-turn response into turns, each as (bytes, whether the assistant wrote them)."""
         turns: list[Turn] = []
         for context, message in divided(response):
             turns += [(list(f"\n{_plain(context)}".encode()), False)] if turns else []
@@ -209,11 +211,11 @@ class ByteEncoder:
         return [bytes(number for number in row if number < END).decode(errors="replace") for row in rows]
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ByteEncoder:
-        """Return the encoder itself, since without a model there is no template to describe tools."""
+        """Return this encoder, because without a model there's no template to describe tools."""
         return self
 
     def calls(self, ids: Sequence[int]) -> list[ToolCall]:
-        """Return an empty list, since without a model replies contain no tool calls."""
+        """Return an empty list, because without a model, replies have no tool calls."""
         return []
 
 
@@ -228,9 +230,9 @@ def _plain(wording: str | list[Message]) -> str:
 
 
 class TokenizerEncoder:
-    """Encoder with the tokenizer of a model folder.
+    """Encodes with the tokenizer of a model folder.
 
-    ``variables``: additional variables for the chat template. Raises PlanError if the tokenizer cannot be
+    ``variables``: additional variables for the chat template. Raises PlanError if the tokenizer can't be
     loaded.
     """
 
@@ -245,7 +247,7 @@ class TokenizerEncoder:
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> TokenizerEncoder:
         """Return a copy of the encoder whose chat template describes ``tools``.
 
-        Raises PlanError if the template does not describe tools, if it changes earlier turns after a tool's
+        Raises PlanError if the template doesn't describe tools or changes earlier turns after a tool's
         answer, or if the format of the model's tool calls is unknown.
         """
         other = copy.copy(self)
@@ -262,7 +264,7 @@ class TokenizerEncoder:
         return other
 
     def calls(self, ids: Sequence[int]) -> list[ToolCall]:
-        """Return the tool calls in a model's sampled ids; empty if the template describes no tools."""
+        """Return the tool calls in ids sampled by a model. Empty if the template describes no tools."""
         return []
 
     @cached_property
@@ -273,25 +275,23 @@ class TokenizerEncoder:
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
         """Return the token ids of each prompt.
 
-        If the tokenizer begins strings with a token such as BOS, this token is added to plain text that lacks
-        it. A chat template writes this token itself. Raises PlanError if a prompt cannot be encoded.
+        If the tokenizer begins strings with a token such as BOS, plain text that lacks it gets it. A chat
+        template writes it by itself. Raises PlanError if a prompt can't be encoded.
         """
         return self._with_first(wordings, self._encode(self.worded(wordings)))
 
     def asked(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[int]]:
         """Return the token ids of each follow-up prompt.
 
-        Only the template's control tokens, and the tokens that begin every text (BOS), are encoded as control
-        tokens. Raises PlanError if a prompt cannot be encoded.
+        The only control tokens are the template's, and those that begin every text (BOS). Raises PlanError if
+        a prompt can't be encoded.
         """
         hidden, marks = self._hidden(texts)
         wordings = _worded(hidden, wording)
         return self._with_first(wordings, self.controls.encoded(self.worded(wordings), marks, self._encode))
 
     def _with_first(self, wordings: Sequence[str | list[Message]], rows: list[list[int]]) -> list[list[int]]:
-        """Return the rows of ids, with the tokenizer's first tokens (BOS) added to plain text that lacks
-        them.
-        """
+        """Add the tokenizer's first tokens (BOS) to the ids of plain text that lacks them."""
         first = self._first
         return [
             row if not isinstance(wording, str) or row[: len(first)] == first else [*first, *row]
@@ -302,8 +302,7 @@ class TokenizerEncoder:
     def _first(self) -> list[int]:
         """The tokens that the tokenizer puts before any text, such as BOS.
 
-        Tokens that the tokenizer puts after a string are not included, since they would end the string before
-        the response.
+        Those it puts after a text aren't included, because they would end the text before the response.
         """
         (bare,), (whole,) = self._encode(["a"]), self._encode(["a"], True)
         return whole[: next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)]
@@ -333,8 +332,8 @@ class TokenizerEncoder:
     def responses(self, texts: Sequence[str], chat: bool = True) -> list[list[int]]:
         """Return the token ids of each response, with the end token.
 
-        In a chat, the end token is the one that the template writes after a reply. Otherwise it is the
-        tokenizer's end of text. Raises PlanError if there is no end token.
+        In a chat, the end token is the one that the template writes after a reply; otherwise, it's the
+        tokenizer's end of text. Raises PlanError if there is none.
         """
         ends = self.ends
         end, space = (ends.of_chat, ends.space) if chat and ends.of_chat is not None else (ends.of_text, "")
@@ -348,10 +347,10 @@ class TokenizerEncoder:
         return [[*ids, end] for ids in self._encode([text + space for text in texts])]
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
-        """Return a multi-turn response turn by turn, as (token ids, whether the assistant wrote them).
+        """Split a multi-turn response into turns, each as (token ids, whether the assistant wrote them).
 
-        The text that the chat template writes between two assistant messages is encoded separately, as during
-        sampling. Raises PlanError if the prompt is not a chat, or if the template changes earlier turns when
+        What the chat template writes between two assistant messages is encoded separately, as it is when
+        sampling. Raises PlanError if the prompt isn't a chat, or if the template changes earlier turns once
         later turns follow.
         """
         if isinstance(wording, str):
@@ -387,9 +386,9 @@ class TokenizerEncoder:
     ) -> list[list[int]]:
         """Return the token ids to append after sampled ids, for the next turn of each row.
 
-        In a chat, this is the text that the template writes from the end of one reply to the beginning of the
-        next. It is found by rendering a placeholder question and reply, so sampled ids are never encoded
-        again. Raises PlanError if the template changes earlier turns when later turns follow.
+        In a chat, this is what the template writes from the end of one reply to the beginning of the next.
+        It's found by rendering a placeholder question and reply, so sampled ids are never re-encoded. Raises
+        PlanError if the template changes earlier turns once later turns follow.
         """
         contents, marks = (list(texts), StandIns()) if controls else self._hidden(texts)
         plain = {row: text for row, text in enumerate(contents) if isinstance(text, str) and not wording.chat}
@@ -411,7 +410,7 @@ class TokenizerEncoder:
         ]
 
     def _turns(self, later: Sequence[list[Message]], wording: Wording) -> list[str]:
-        """Return the text that the chat template writes after a reply, for each list of later turns."""
+        """For each list of later turns, return what the chat template writes after a reply."""
         opening = replace(wording, chat=True).of(Record(QUESTION))
         assert isinstance(opening, list)
         return self._template.after_reply(opening, later)
@@ -419,9 +418,9 @@ class TokenizerEncoder:
     def _unended(self, turn: list[int], sampled: Sequence[int]) -> list[int]:
         """Return the ids to insert between sampled ids and the next reply.
 
-        ``turn``: the ids that the template writes after a reply. They usually begin with an end token. If
-        sampling already ended with an end token, the template's end token is dropped. It is kept if it
-        differs from the sampled end token and also begins the next turn.
+        ``turn``: the ids that the template writes after a reply, which usually begin with an end token. This
+        token is dropped if sampling already ended with one, unless it's a different one that also begins the
+        next turn.
         """
         closed, ends = self._closed(turn), self.ends
         if not closed or not sampled or sampled[-1] not in ends.ids:
@@ -430,10 +429,10 @@ class TokenizerEncoder:
         return turn[closed:] if own else turn
 
     def _closed(self, turn: Sequence[int]) -> int:
-        """Return how many of the first ids in ``turn`` still belong to the reply: white space and the end
+        """Return how many ids at the start of ``turn`` still belong to the reply: white space and the end
         token.
 
-        ``turn``: the ids that the template writes after a reply. Returns 0 if they do not begin with an end
+        ``turn``: the ids that the template writes after a reply. Returns 0 if they don't begin with an end
         token.
         """
         at = next((place for place, token in enumerate(turn) if token in self.ends.ids), None)
@@ -442,9 +441,9 @@ class TokenizerEncoder:
         return at + 1
 
     def texts(self, rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
-        """Return the text of each row of token ids, without padding and end tokens.
+        """Decode each row of token ids, leaving out padding and end tokens.
 
-        ``bare``: True to remove special tokens inside the text as well.
+        ``bare``: True to leave out special tokens inside the text too.
         """
         return completions(self.tokenizer, rows, self.ends.ids, bare)
 
@@ -464,9 +463,7 @@ class TokenizerEncoder:
             ) from error
 
     def _refused(self, texts: Sequence[Any], special: bool) -> Any:
-        """Return the first text that the tokenizer cannot encode on its own, or the first text if there is
-        none.
-        """
+        """Return the first text that the tokenizer can't encode on its own, or else the first text."""
         for text in texts:
             try:
                 self.tokenizer([text], add_special_tokens=special)
@@ -475,7 +472,9 @@ class TokenizerEncoder:
         return texts[0]
 
     def check_variables(self) -> None:
-        """Raise PlanError for template variables that rlflow sets itself or the chat template does not read."""
+        """Raise PlanError for template variables that rlflow sets itself, or that the chat template doesn't
+        read.
+        """
         check_variables(self.variables, self._template if self.chats and self.variables else None)
 
     @property

@@ -1,7 +1,7 @@
-"""Find the tokens that end a model's replies, from its chat template, configs and tokenizer.
+"""Finds the tokens that end a model's replies, from its chat template, configs and tokenizer.
 
 Sampling stops at these tokens, and responses in the data end with one of them. Between two turns, rlflow
-inserts the text that the template writes after the end token.
+inserts what the template writes after the end token.
 """
 
 from __future__ import annotations
@@ -41,21 +41,23 @@ class Ends:
 
     @property
     def of_chat(self) -> int | None:
-        """The token that the chat template writes after a reply; None if there is none."""
+        """The token that the chat template writes after a reply, or None if there is none."""
         return next(iter(self.named.get(CHAT, ())), None)
 
     @property
     def of_text(self) -> int | None:
-        """The token that ends a response to a plain-text prompt; None if there is none.
+        """The token that ends a response to a plain-text prompt, or None if there is none.
 
-        It is the tokenizer's end of text, or else the first end token in a config.
+        It's the tokenizer's end of text, or else the first end token in a config.
         """
         sources = (TEXT, pretrained.GENERATION, pretrained.CONFIG)
         return next((token for source in sources for token in self.named.get(source, ())), None)
 
     @property
     def served(self) -> tuple[int, ...]:
-        """The tokens at which other programs, such as inference servers, stop sampling with this folder."""
+        """The tokens at which other programs, such as inference servers, stop when they sample with this
+        folder.
+        """
         return next(
             (
                 tokens
@@ -68,8 +70,8 @@ class Ends:
     def written(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
         """Return a generation config that names all end tokens, by file name.
 
-        ``files``: content of the folder's configs, by file name. Empty if they already name all end tokens,
-        or if a config is unreadable.
+        ``files``: contents of the folder's configs, by file name. Returns an empty dict if they already name
+        all end tokens, or if a config can't be read.
         """
         try:
             own = json.loads(files.get(pretrained.GENERATION, b"{}"))
@@ -95,9 +97,7 @@ class Ends:
 
     @property
     def problems(self) -> list[Problem]:
-        """Return warnings if the folder's files disagree on the end tokens, or if the chat template writes
-        none.
-        """
+        """Return warnings if the folder's files disagree on the end tokens or the template writes none."""
         found = (
             "; ".join(f"{name}: {self._described(tokens)}" for name, tokens in self.named.items())
             or "no end token"
@@ -153,10 +153,10 @@ def ends_of(
 ) -> Ends:
     """Return the end tokens of the model in ``folder``.
 
-    Reads the folder's files, and loads the tokenizer only if the files do not name the end-of-text token.
-    Unreadable files are ignored, because loading the model reports them. ``variables``: additional variables
-    of the chat template. ``rendering``: a function that returns the chat template, if the caller already has
-    one with these variables.
+    Reads the folder's files, and loads the tokenizer only if they don't name the end-of-text token.
+    Unreadable files are ignored, because they are reported when the model is loaded. ``variables``:
+    additional variables of the chat template. ``rendering``: returns the chat template, if the caller already
+    has one with these variables.
     """
     folder = folder.absolute()
     key = (folder, repr(sorted(variables.items())))
@@ -172,7 +172,7 @@ def ends_of(
 
 
 def _stamp(folder: Path) -> tuple[object, ...]:
-    """Return a value that changes whenever the folder's configs, tokenizer or chat template change."""
+    """Return a value that changes whenever the folder's configs, tokenizer or chat template do."""
     names = (
         pretrained.CONFIG,
         pretrained.GENERATION,
@@ -205,7 +205,7 @@ def _ends(folder: Path, template: ChatTemplate | None) -> Ends:
 
 
 def template_of(folder: Path, variables: Variables = NONE) -> ChatTemplate | None:
-    """Return the chat template of ``folder`` for prompts without tools; None if it has no template."""
+    """Return the chat template of ``folder`` for prompts without tools, or None if it has no template."""
     templates = pretrained.read_templates(folder)
     text = templates.get(pretrained.DEFAULT_TEMPLATE) or templates.get(pretrained.TOOL_TEMPLATE)
     return (
@@ -216,9 +216,9 @@ def template_of(folder: Path, variables: Variables = NONE) -> ChatTemplate | Non
 
 
 def closing(after: str, added: Mapping[str, int]) -> tuple[str, int | None]:
-    """Return the end token at the beginning of the text after a reply, as (white space before it, token id).
+    """Return the end token that begins the text after a reply, as (white space before it, token id).
 
-    ``added``: ids of the tokens outside the base vocabulary, by text. The id is None if the text does not
+    ``added``: ids of the tokens outside the base vocabulary, by text. The id is None if the text doesn't
     begin with one of them.
     """
     rest = after.lstrip()
@@ -227,10 +227,9 @@ def closing(after: str, added: Mapping[str, int]) -> tuple[str, int | None]:
 
 
 def _after_reply(template: ChatTemplate) -> tuple[str | None, str | None]:
-    """Return the text that the template writes after a reply, as (before a user turn, at the conversation's
-    end).
+    """Return what the template writes after a reply: (before a user turn, at the conversation's end).
 
-    Each of the two is None if the template refuses the conversation.
+    Either is None if the template refuses the conversation.
     """
     texts: list[str | None] = []
     for more, prompting in (([{"role": "user", "content": QUESTION}], True), ([], False)):
@@ -244,7 +243,7 @@ def _after_reply(template: ChatTemplate) -> tuple[str | None, str | None]:
 def _loaded(folder: Path, added: Mapping[str, int]) -> tuple[dict[str, int], str]:
     """Load the tokenizer, and return (its added tokens, its end-of-text token).
 
-    ``added``: the added tokens that the folder's files name. The tokenizer's class may define more.
+    ``added``: the added tokens named in the folder's files. The tokenizer's class may define more.
     """
     if not any((folder / name).is_file() for name in (pretrained.TOKENIZER, pretrained.VOCABULARY)):
         return dict(added), ""  # transformers would invent a tokenizer for some models

@@ -1,4 +1,4 @@
-"""Find records that cannot be used, and report the reasons."""
+"""Finds records that can't be used, and reports why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACES = 8  # maximum number of places that a message lists for each cause
 
 @dataclass(frozen=True)
 class Room:
-    """The maximum number of tokens that a model accepts. None means no limit."""
+    """The most tokens that a model accepts, with None for no limit."""
 
     prompt: int | None = None  # maximum number of tokens in a prompt
     row: int | None = None  # maximum number of tokens in a prompt and its response together
@@ -46,7 +46,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Fault:
-    """The reason why a record cannot be used."""
+    """Why a record can't be used."""
 
     cause: Cause
     problem: Problem
@@ -54,7 +54,7 @@ class Fault:
 
     @property
     def place(self) -> Place | None:
-        """File and line of the record; None if it was not read from a file."""
+        """The record's file and line, or None if it wasn't read from a file."""
         return self.problem.place
 
     def __str__(self) -> str:
@@ -64,10 +64,10 @@ class Fault:
 def faults(
     records: Sequence[Record], index: Sequence[int], encoder: Encoder, wording: Wording, room: Room, name: str
 ) -> dict[int, Fault]:
-    """Check the records at the indices ``index``, and return the faults of unusable records, by index.
+    """Check the records at the indices ``index``. Return the faults of those that are unusable, by index.
 
-    Encodes many records in one call. Encodes them one by one only if this call fails. ``room``: the token
-    limits. ``name``: what messages call the data set.
+    Many records are encoded in one call, and one by one only if that call fails. ``room``: the token limits.
+    ``name``: what to call the data set in messages.
     """
     checker = _Checker(encoder, wording, room, name)
     by_record: dict[int, Fault] = {}
@@ -80,9 +80,9 @@ def faults(
 def lengths(
     records: Sequence[Record], encoder: Encoder, wording: Wording, room: Room, name: str
 ) -> Iterator[tuple[int, int]]:
-    """Yield (tokens of the prompt, tokens of the prompt with its longest response) for each usable record.
+    """For each usable record, yield (tokens of the prompt, tokens of the prompt with its longest response).
 
-    The arguments are those of ``faults``.
+    Takes the same arguments as ``faults``.
     """
     checker = _Checker(encoder, wording, room, name)
     for part in _parts(records, range(len(records))):
@@ -93,10 +93,7 @@ def lengths(
 
 
 def _parts(records: Sequence[Record], index: Sequence[int]) -> Iterator[list[int]]:
-    """Split the indices into parts of up to CHARACTERS characters.
-
-    A longer record forms a part of its own.
-    """
+    """Split the indices into parts of up to CHARACTERS characters. A longer record gets its own part."""
     part: list[int] = []
     size = 0
     for i in index:
@@ -132,9 +129,9 @@ class _Checker:
     name: str
 
     def all_sound(self, records: Sequence[Record]) -> bool:
-        """Whether all records are certainly usable.
+        """True if all records are certainly usable.
 
-        False may also mean that the records must be checked one by one.
+        If False, they may still be usable, and must be checked one by one.
         """
         if any(self._empty(record) or self._surely_longer(record) for record in records):
             return False
@@ -175,7 +172,7 @@ class _Checker:
         )
 
     def _empty(self, record: Record) -> bool:
-        """Whether a record lacks a question. A record with responses does not need one."""
+        """True if a record has neither a question nor responses."""
         return not record.responses and not record.question.strip()
 
     def lengths(self, records: Sequence[Record]) -> list[tuple[int, int]]:
@@ -198,16 +195,16 @@ class _Checker:
         return lengths
 
     def _fits(self, prompt: int, longest: int) -> bool:
-        """Whether the prompt has tokens and both lengths are within the limits.
+        """True if the prompt has tokens, and both lengths are within the limits.
 
         ``longest``: tokens of the prompt with its longest response.
         """
         return prompt > 0 and not _over(prompt, self.room.prompt) and not _over(longest, self.room.row)
 
     def _surely_longer(self, record: Record) -> int:
-        """Return a lower bound of the record's tokens if this bound exceeds a limit; else 0.
+        """Return a lower bound of the record's tokens if it exceeds a limit, or 0.
 
-        The bound is computed from the number of characters and the longest token of the tokenizer.
+        The bound follows from the number of characters and the tokenizer's longest token.
         """
         prompt = _length(record.prompt)
         row = prompt + max((_length(response) for response in record.responses), default=0)
@@ -231,7 +228,7 @@ class _Checker:
         )
 
     def _which(self, record: Record, number: int) -> str:
-        """Return "record … of …: " for messages about a record without a place; else an empty string."""
+        """Return "record … of …: " for messages about a record without a place, or an empty string."""
         return "" if record.place else f"record {number + 1} of {self.name}: "
 
 
@@ -246,9 +243,7 @@ def counted(faults: Iterable[Fault]) -> dict[Cause, list[Fault]]:
 
 
 def spoken(faults: Iterable[Fault]) -> str:
-    """Summarise faults in one line: for each cause, the number of records, their places and the longest
-    length.
-    """
+    """Summarize faults in one line: for each cause, how many records, where, and the longest length."""
     return "; ".join(_cause_summary(cause, of_cause) for cause, of_cause in counted(faults).items())
 
 
@@ -260,14 +255,14 @@ def _cause_summary(cause: Cause, of_cause: Sequence[Fault]) -> str:
 
 
 def places_of(places: Iterable[Place | None]) -> str:
-    """Return the first PLACES places as " (…)"; an empty string if no record has a place."""
+    """Return the first PLACES places as " (…)", or an empty string if no record has a place."""
     known = [str(place) for place in places if place]
     ellipsis = ", …" if len(known) > PLACES else ""
     return f" ({', '.join(_short(known[:PLACES]))}{ellipsis})" if known else ""
 
 
 def _short(places: Sequence[str]) -> Iterator[str]:
-    """Shorten places in the same file to their line numbers, except the first."""
+    """Shorten places in the same file to their line numbers, except for the first one."""
     before = ""
     for place in places:
         path, _, line = place.rpartition(":")
@@ -278,7 +273,7 @@ def _short(places: Sequence[str]) -> Iterator[str]:
 def refused(name: str, faults: Sequence[Fault], checked: int, room: Room) -> PlanError:
     """Return the error for data with unusable records: the first few faults in full, then a summary.
 
-    ``checked``: number of records that were checked. ``room``: the token limits.
+    ``checked``: how many records were checked. ``room``: the token limits.
     """
     too_long = any(fault.cause == "too_long" for fault in faults)
     shorter = f", --data.max_prompt {room.prompt} drops longer prompts" if too_long and room.prompt else ""

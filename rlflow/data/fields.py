@@ -1,6 +1,4 @@
-"""Map the fields of a file to records of one shape: prompts, prompts with completions, or pairs of
-responses.
-"""
+"""Maps the fields of a file to records of one shape: prompts, completions, or pairs of responses."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "boo
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record in the data: its prompt, with its answer, responses and further columns."""
+    """One record of the data: its prompt, with its answer, responses and further columns."""
 
     prompt: str | tuple[Message, ...]
     answer: str | None = None  # the right answer
@@ -62,7 +60,7 @@ class Mapped:
 
     @property
     def shape(self) -> Shape:
-        """The shape of the records: "prompts", "completions" (prompts with completions) or "pairs" (two
+        """What each record has: "prompts", "completions" (a prompt with completions) or "pairs" (two
         responses).
         """
         return (
@@ -108,10 +106,11 @@ class Mapped:
 def mapped(
     first: Raw, chosen: Mapping[str, str | None], columns: Mapping[str, Kind], completions: bool = False
 ) -> Mapped:
-    """Return the mapping that fits the first record. Raises PlanError if a needed field is missing.
+    """Return the mapping that fits the first record.
 
-    ``chosen``: name → the field that the user maps to it; None if the file has no such field.
-    ``completions``: the assistant's last message of a conversation is the completion, if no other field is.
+    ``chosen``: the field that the user maps to each name, or None if the file has no such field.
+    ``completions``: True to take the assistant's last message of a conversation as the completion, if there's
+    no field for it. Raises PlanError if a required field is missing.
     """
     names = dict.fromkeys([*FIELDS, *columns])
     for name in chosen:
@@ -203,7 +202,7 @@ def _ends_with_reply(raw: Raw, name: str) -> bool:
 
 
 def _without_reply(prompt: str | tuple[Message, ...], raw: Raw, name: str) -> str | tuple[Message, ...]:
-    """Return a conversation without the assistant's last message, if it ends with one."""
+    """Return a conversation without its last message, if that's the assistant's."""
     if isinstance(prompt, str) or prompt[-1]["role"] != "assistant":
         return prompt
     if len(prompt) == 1:
@@ -228,7 +227,7 @@ def _prompt(value: Any, raw: Raw, name: str) -> str | tuple[Message, ...]:
 def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
     """Check the messages in a field, and return them without keys whose value is None.
 
-    Raises PlanError for a message that no chat template accepts.
+    Raises PlanError for a message that no chat template would accept.
     """
     whole = [
         _without_none(_standard(message), raw.filled) if isinstance(message, Mapping) else message
@@ -248,7 +247,7 @@ def _messages(value: Sequence[Any], raw: Raw, name: str) -> tuple[Message, ...]:
 
 
 def _decoded(value: Any, raw: Raw) -> Any:
-    """Return the value that a string from a CSV file encodes as JSON; any other value unchanged."""
+    """Decode a string from a CSV file if it's JSON, and return any other value unchanged."""
     if raw.text and isinstance(value, str) and value.lstrip().startswith("["):
         with contextlib.suppress(ValueError):
             return json.loads(value)
@@ -256,7 +255,7 @@ def _decoded(value: Any, raw: Raw) -> Any:
 
 
 def _standard(message: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return a message of ShareGPT (from, value) with the usual keys (role, content)."""
+    """Convert a ShareGPT message (from, value) to the usual keys (role, content)."""
     if "role" in message or not message.keys() >= {"from", "value"}:
         return message
     role = ROLES.get(message["from"], message["from"])
@@ -265,9 +264,9 @@ def _standard(message: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _without_none(message: Mapping[Any, Any], filled: bool) -> dict[Any, Any]:
-    """Return the message without keys whose value is None. If ``filled``, nested keys are removed too.
+    """Return the message without keys whose value is None, including nested ones if ``filled``.
 
-    A content of None is kept, because a message may consist of tool calls only.
+    A content of None is kept, because a message may have nothing but tool calls.
     """
     return {
         key: _dense(item) if filled else item
@@ -277,7 +276,7 @@ def _without_none(message: Mapping[Any, Any], filled: bool) -> dict[Any, Any]:
 
 
 def _dense(value: Any) -> Any:
-    """Return a nested value without the mapping entries whose value is None."""
+    """Remove the mapping entries whose value is None from a nested value."""
     if isinstance(value, Mapping):
         return {key: _dense(item) for key, item in value.items() if item is not None}
     return [_dense(item) for item in value] if isinstance(value, list | tuple) else value
@@ -286,8 +285,8 @@ def _dense(value: Any) -> Any:
 def _response(raw: Raw, name: str, prompted: bool) -> Response:
     """Return the response in a field: a string, or messages.
 
-    If the prompt has a field of its own (``prompted``) and the messages begin with the assistant, all
-    messages are the response. Otherwise the response is the assistant's last message.
+    If the prompt has a field of its own (``prompted``) and the messages begin with the assistant, they are
+    all the response. Otherwise only the assistant's last message is.
     """
     value = _decoded(_value(raw, name), raw) if name in CHATS else _value(raw, name)
     if isinstance(value, str):
@@ -305,7 +304,7 @@ def _response(raw: Raw, name: str, prompted: bool) -> Response:
 
 
 def _text(raw: Raw, name: str) -> str:
-    """Return the value of a field as text. Numbers, lists and objects are written as JSON."""
+    """Return a field's value as text. Numbers, lists and objects are written as JSON."""
     value = _value(raw, name)
     if value is None:
         raise _bad_field(raw, f"the field '{name}' is null", "a text or a number")
@@ -332,8 +331,7 @@ def _declared(raw: Raw, name: str, kind: Kind) -> Any:
 
 
 def _number(text: Any, family: str) -> Any:
-    """Return the number or bool that a string from a CSV file represents; the string itself if it represents
-    none."""
+    """Convert a string from a CSV file to the number or bool it stands for, if it stands for one."""
     try:
         return {"true": True, "false": False}[text.strip().lower()] if family == "bool" else json.loads(text)
     except (ValueError, KeyError, AttributeError):
@@ -341,7 +339,7 @@ def _number(text: Any, family: str) -> Any:
 
 
 def _too_large(value: Any, family: str) -> bool:
-    """Whether a value is an integer too large for the dtypes of ``family`` ("int" or "float")."""
+    """True for an integer that is too large for the dtypes of ``family`` ("int" or "float")."""
     if not isinstance(value, int):
         return False
     return not (-(2**63) <= value < 2**63 if family == "int" else -(2**127) < value < 2**127)
@@ -363,7 +361,7 @@ def _short(value: Any) -> str:
 
 
 def _bad_field(raw: Raw, message: str, expected: str, remedy: str = "") -> PlanError:
-    """Return the error of a field. An error of one record needs no remedy: the summary of all has one."""
+    """Return the error about a field. For a single record it needs no remedy: the summary has one."""
     return PlanError.of(
         "data-field",
         message,

@@ -1,4 +1,4 @@
-"""Convert Python values to JSON types and back without loss.
+"""Converts Python values to JSON types and back without loss.
 
 Tuples, sets, and mappings with keys other than text are marked, so that they can be restored.
 """
@@ -12,7 +12,7 @@ from rlflow.errors import PlanError
 
 
 def frozen(value: Any) -> Any:
-    """Convert a value to JSON types; ``thawed`` restores an equal value.
+    """Convert a value to JSON types, from which ``thawed`` restores an equal value.
 
     Raises PlanError for an unsupported type.
     """

@@ -1,6 +1,6 @@
-"""Use reasoning-gym tasks as data. A seed determines the questions.
+"""Reasoning-gym tasks as data, with questions drawn from a seed.
 
-Each record carries the entry that the task's own scorer needs.
+Each record includes the entry that the task's own scorer needs.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _LAST: dict[tuple[str, str], tuple[tuple[Record, ...], int]] = {}
 def scorer(task: str, parameters: Mapping[str, Any]) -> ScorerSpec:
     """Return the spec of a reasoning-gym task's own scorer, ``score_answer``.
 
-    The scorer reads the complete reasoning-gym entry of a row.
+    It reads a row's complete reasoning-gym entry.
     """
     settings = {"task": task, "parameters": {**parameters, "size": 1, "seed": 0}}
     return ScorerSpec("reasoning_gym", ("completion", "entry"), (), settings)
 
 
 def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[tuple[Record, ...], int]:
-    """Draw ``parameters["size"]`` questions of a task, with a seed.
+    """Draw ``parameters["size"]`` questions of a task from a seed.
 
-    Returns (records, number of repeated questions that were dropped). Raises PlanError for an unknown task or
+    Returns (records, how many repeated questions were dropped). Raises PlanError for an unknown task or
     parameter.
     """
     settings = {"size": SIZE, "seed": seed, **parameters}
@@ -70,7 +70,7 @@ def _record(entry: Mapping[str, Any], number: int) -> Record:
 
 
 def check_name(task: str) -> None:
-    """Raise PlanError if reasoning-gym has no task of this name, or is not installed."""
+    """Raise PlanError if reasoning-gym has no task of this name, or isn't installed."""
     _known(task)
 
 

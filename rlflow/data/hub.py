@@ -1,8 +1,8 @@
-"""Fetch models and data sets from the Hugging Face Hub, or from its cache on this machine.
+"""Fetches models and data sets from the Hugging Face Hub, or from its cache on this machine.
 
 All access to the Hub goes through this module. It uses ``huggingface_hub`` and ``datasets``, so their
-variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE) apply. A name is first pinned to a commit; if
-everything of that commit is in the cache, nothing is requested. No code from a repository is executed.
+variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE) apply. A name is first pinned to a commit, and if
+that commit is completely in the cache, nothing is downloaded. No code from a repository is ever executed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ CARD = ("README.md", ".gitattributes")  # small files that almost every reposito
 
 
 def pinned(name: HubName) -> HubName:
-    """Return the name with the commit that its revision names now.
+    """Pin a name to the commit that its revision points to now.
 
-    Asks the Hub. If the Hub cannot be reached, the commit that was fetched last for this revision is used.
-    Raises PlanError if there is none.
+    This asks the Hub. If the Hub can't be reached, the last commit fetched for this revision is used. Raises
+    PlanError if there is none.
     """
     if name.commit:
         return name
@@ -54,7 +54,7 @@ def pinned(name: HubName) -> HubName:
 
 
 def described_model(name: HubName) -> Path:
-    """Return the folder of a pinned model in the cache, with its config and tokenizer. Weights may be missing.
+    """Return a pinned model's folder in the cache, with its config and tokenizer, and maybe without weights.
 
     Raises PlanError if the files are neither in the cache nor on the Hub.
     """
@@ -73,9 +73,10 @@ def described_model(name: HubName) -> Path:
 
 
 def complete_model(name: HubName, note: Callable[[str], object] = print) -> Path:
-    """Return the folder of a pinned model in the cache, with all its files.
+    """Return a pinned model's folder in the cache, with all its files.
 
-    ``note``: called with a message before a download. Raises PlanError if they are neither in the cache nor on the Hub.
+    ``note``: called with a message before a download. Raises PlanError if the files are neither in the cache
+    nor on the Hub.
     """
     folder = described_model(name)
     if lacking_weights(folder):
@@ -93,7 +94,7 @@ def complete_model(name: HubName, note: Callable[[str], object] = print) -> Path
 
 
 def lacking_weights(folder: Path) -> list[str]:
-    """Return the weight files that a folder of the cache lacks. Empty if it is complete."""
+    """Return the weight files missing from a folder of the cache. Empty if it's complete."""
     if (folder / SINGLE).is_file():
         return []
     try:
@@ -104,10 +105,10 @@ def lacking_weights(folder: Path) -> list[str]:
 
 
 def load_data(name: HubName) -> dict[str, Any]:
-    """Return split → rows of a data set; the rows stay on disk, in the cache of ``datasets``.
+    """Return the rows of a data set by split. The rows stay on disk, in the cache of ``datasets``.
 
     Raises PlanError if the data set is neither in the cache nor on the Hub, or if it has several configs and
-    the name does not say which.
+    the name doesn't say which.
     """
     require("datasets", extra="tasks")
     name = pinned(name)
@@ -116,7 +117,7 @@ def load_data(name: HubName) -> dict[str, Any]:
 
 
 def _prepared(name: HubName) -> Path | None:
-    """Return the folder with the prepared rows of a pinned data set; None if they are not in the cache."""
+    """Return the folder with a pinned data set's prepared rows, or None if they aren't in the cache."""
     import datasets
 
     owner, _, stem = name.repository.partition("/")
@@ -133,7 +134,7 @@ def _prepared(name: HubName) -> Path | None:
 
 
 def _prepare(name: HubName) -> Path:
-    """Download a pinned data set and return the folder with its prepared rows."""
+    """Download a pinned data set, and return the folder with its prepared rows."""
     import datasets
 
     _no_bars_in_files()
@@ -154,7 +155,7 @@ def _prepare(name: HubName) -> Path:
 
 
 def _splits(folder: Path) -> dict[str, Any]:
-    """Return split → rows of a folder of prepared rows."""
+    """Return the rows in a folder of prepared rows, by split."""
     import datasets
 
     names = json.loads((folder / "dataset_info.json").read_text("utf-8"))["splits"]
@@ -170,7 +171,7 @@ def _arrow_files(folder: Path, split: str) -> list[Path]:
 
 
 def _cached(name: HubName, patterns: Sequence[str]) -> Path | None:
-    """Return the folder of a pinned name if these files are in the cache; else None. Uses no network."""
+    """Return the folder of a pinned name if the cache has these files, or None. Doesn't use the network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -189,7 +190,7 @@ def _cached(name: HubName, patterns: Sequence[str]) -> Path | None:
 
 
 def _snapshot(name: HubName, patterns: Sequence[str]) -> Path:
-    """Return the folder of a name in the cache, after fetching those of these files that it lacks."""
+    """Return a name's folder in the cache, after fetching those of these files that it lacks."""
     from huggingface_hub import snapshot_download
 
     _no_bars_in_files()
@@ -208,7 +209,7 @@ def _snapshot(name: HubName, patterns: Sequence[str]) -> Path:
 
 
 def _no_bars_in_files() -> None:
-    """Show progress bars of downloads only on a terminal."""
+    """Hide the progress bars of downloads unless they are shown on a terminal."""
     if not sys.stderr.isatty():
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 

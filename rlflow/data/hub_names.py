@@ -1,7 +1,7 @@
-"""Parse names of models and data sets on the Hugging Face Hub. Nothing here uses the network.
+"""Parses names of models and data sets on the Hugging Face Hub, without using the network.
 
-A model is written ``OWNER/NAME[@REVISION]``, a data set ``OWNER/NAME[@REVISION][:CONFIG][/SPLIT]``. A
-local file or folder that the same text names is used instead.
+A model is written ``OWNER/NAME[@REVISION]``, and a data set ``OWNER/NAME[@REVISION][:CONFIG][/SPLIT]``. If
+the text also names a local file or folder, that is used instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHOWN = 12  # digits of a commit in messages
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository on the Hub as the user names it. ``str()`` gives this name as a string."""
+    """A repository on the Hub, as named by the user. ``str()`` returns the name as a string."""
 
     kind: Literal["model", "dataset"]
     repository: str  # OWNER/NAME
@@ -49,12 +49,12 @@ class HubName:
 
     @property
     def commit(self) -> str | None:
-        """The commit that the name is pinned to; None if it names a branch or a tag."""
+        """The commit that the name is pinned to, or None if it names a branch or a tag."""
         return self.revision if self.revision and COMMIT.fullmatch(self.revision) else None
 
     @property
     def without_part(self) -> HubName:
-        """The name of the repository, without config and split."""
+        """The name of the repository, without the config and split."""
         return replace(self, config=None, split=None)
 
     @property
@@ -66,13 +66,13 @@ class HubName:
 
 
 def hub_model(text: str) -> HubName | None:
-    """Return the Hub name of a model; None if the text does not have this form or is a path that exists."""
+    """Parse the Hub name of a model. Returns None for text of another form, or for an existing path."""
     found = _match(MODEL, text)
     return HubName("model", found["repository"], found["revision"]) if found else None
 
 
 def hub_data(text: str) -> HubName | None:
-    """Return the Hub name of a data set; None if the text does not have this form or is a path that exists."""
+    """Parse the Hub name of a data set. Returns None for text of another form, or for an existing path."""
     found = _match(DATA, text)
     if found is None:
         return None
@@ -80,13 +80,13 @@ def hub_data(text: str) -> HubName | None:
 
 
 def local_instead(text: str) -> bool:
-    """Return True if a string has the form of a Hub name but is a path that exists here."""
+    """True if a string has the form of a Hub name, but is an existing path."""
     form = MODEL.fullmatch(text) or DATA.fullmatch(text)
     return form is not None and not text.endswith(SUFFIXES) and os.path.exists(text)
 
 
 def snapshot_of(folder: Path) -> HubName | None:
-    """Return the pinned name of the repository whose snapshot a folder of the Hub's cache is; else None."""
+    """Return the pinned name of the repository that a folder of the Hub's cache is a snapshot of, or None."""
     parts = folder.absolute().as_posix().rsplit("/", 3)
     found = SNAPSHOT.fullmatch("/".join(parts[1:])) if len(parts) == 4 else None
     if found is None:
@@ -96,7 +96,7 @@ def snapshot_of(folder: Path) -> HubName | None:
 
 
 def folder_name(folder: Path) -> str:
-    """Return a short name for a model's folder: the last part of its path, or of its name on the Hub."""
+    """Return a short name for a model's folder: the last part of its path, or of its Hub name."""
     name = snapshot_of(folder)
     return name.stem if name else folder.name
 

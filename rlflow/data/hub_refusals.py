@@ -1,4 +1,4 @@
-"""Say why the Hugging Face Hub did not give a model or a data set, and what to do."""
+"""Says why the Hugging Face Hub didn't provide a model or a data set, and what to do."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
 
 
 def refusal(name: HubName, error: Exception) -> PlanError:
-    """Return the error for a repository that could not be fetched: what the Hub answered, and a remedy.
+    """Return the error for a repository that couldn't be fetched, with the Hub's answer and a remedy.
 
-    The text never contains a token.
+    It never contains an access token.
     """
     kinds = {each.__name__ for one in _chain(error) for each in type(one).__mro__}
     status = next((code for one in _chain(error) if (code := _status(one))), None)
@@ -75,7 +75,7 @@ def missing(name: HubName, answer: str) -> PlanError:
 
 
 def which_config(name: HubName, configs: Iterable[str]) -> PlanError:
-    """Return the error for a data set whose config is not named, or does not exist."""
+    """Return the error for a data set whose config is missing from the name, or doesn't exist."""
     configs = list(configs)
     first = configs[0] if configs else "CONFIG"
     return PlanError.of(
@@ -90,7 +90,7 @@ def which_config(name: HubName, configs: Iterable[str]) -> PlanError:
 
 
 def unreachable(error: BaseException) -> bool:
-    """Return True if an error says that the Hub could not be reached."""
+    """True if an error means that the Hub couldn't be reached."""
     return any(each.__name__ in UNREACHED for one in _chain(error) for each in type(one).__mro__)
 
 
@@ -164,7 +164,7 @@ def _answer(status: int | None) -> str:
 
 
 def _endpoint() -> str:
-    """Return the Hub's address without a user name and a password."""
+    """Return the Hub's address without user name and password."""
     from huggingface_hub import constants
 
     scheme, slashes, rest = constants.ENDPOINT.partition("://")

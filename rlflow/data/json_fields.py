@@ -1,6 +1,6 @@
-"""Carry fields of records to reward functions.
+"""Carries fields of records to reward functions.
 
-Each field is a text column with JSON. rlflow decodes it before it calls the reward function.
+Each field is a text column of JSON, which rlflow decodes before it calls the reward function.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def choose_fields(
     chosen: Mapping[str, str | None],
     columns: Collection[str],
 ) -> JsonFields:
-    """Choose the fields to carry: those that rewards may read, if at least one record has them.
+    """Choose the fields to carry: those that rewards may read and at least one record has.
 
     ``chosen``: the field that the user maps to each name. ``columns``: names of columns in the data. A reward
-    that reads one of these names gets the column, so no field is carried for it.
+    that asks for one of these gets the column, so no field is carried for it.
     """
     names = dict(wanted.names)
     sought = {source for name in [*names, *OTHER_NAMES] for source in _candidates(name, chosen)}
@@ -77,14 +77,14 @@ def choose_fields(
 
 
 def _candidates(name: str, chosen: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return the fields that may provide ``name``: the one that the user maps to it, else its other names."""
+    """Return the fields that can supply ``name``: the one the user maps to it, or else its other names."""
     if name in chosen:
         return tuple(filter(None, [chosen[name]]))
     return OTHER_NAMES.get(name, (name,))
 
 
 def present(record: Mapping[str, Any], name: str) -> bool:
-    """Whether a record has a field. A dotted name such as reward_model.ground_truth names a nested field."""
+    """True if a record has a field. A dotted name such as reward_model.ground_truth names a nested field."""
     try:
         value_of(record, name)
     except KeyError:
@@ -108,9 +108,9 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
 
 
 def packed(record: Mapping[str, Any], name: str) -> str:
-    """Return the field's value as JSON; ABSENT if the record does not have the field.
+    """Return the field's value as JSON, or ABSENT if the record lacks the field.
 
-    A value that JSON does not support, such as a date, becomes text.
+    A value that JSON doesn't support, such as a date, becomes text.
     """
     return json.dumps(value_of(record, name), default=str) if present(record, name) else ABSENT
 
@@ -118,7 +118,7 @@ def packed(record: Mapping[str, Any], name: str) -> str:
 def given_back(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row's values under the names that a reward function uses.
 
-    Carried fields are decoded from JSON. Fields that the record does not have are omitted.
+    Carried fields are decoded from JSON, and fields that the record lacks are left out.
     """
     values = {}
     for name, value in row.items():
@@ -130,5 +130,5 @@ def given_back(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def names_of(columns: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the data fields that are carried in these columns."""
+    """Return the names of the data fields carried in these columns."""
     return tuple(name.removeprefix(FIELD) for name in columns if name.startswith(FIELD))

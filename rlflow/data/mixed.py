@@ -1,4 +1,4 @@
-"""Combine several data sources into one data set, and serve their records in proportion to their weights."""
+"""Combines data sources into one data set, and serves their records in proportion to their weights."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def mixed(parts: Mapping[str, Dataset], weights: Mapping[str, Fraction] | None = None) -> Dataset:
-    """Combine data sets, given by source name, into one data set. Its column SOURCE names each row's source.
+    """Combine data sets, given by source name, into one whose column SOURCE names each row's source.
 
     If a source lacks a text column, its rows have an empty value there. ``weights``: each source's share of
-    the prompts, in any unit; by default, its number of records. Raises PlanError if the sources cannot be
+    the prompts, in any unit; by default, its number of records. Raises PlanError if the sources can't be
     combined.
     """
     first = next(iter(parts.values()))
@@ -92,7 +92,7 @@ def _same_shape(parts: Mapping[str, Dataset]) -> None:
 
 
 def _same_kinds(parts: Mapping[str, Dataset], declared: Mapping[str, Kind]) -> None:
-    """Raise PlanError if a source lacks a declared number column. Only text columns can be left empty."""
+    """Raise PlanError if a source lacks a declared number column: only text columns can be left empty."""
     for name, part in parts.items():
         for column, kind in declared.items():
             if column not in part.declared and kind != text:
@@ -106,7 +106,7 @@ def _same_kinds(parts: Mapping[str, Dataset], declared: Mapping[str, Kind]) -> N
 
 
 def prompts_of(data: Dataset, seed: int = 0) -> Prompts:
-    """Return a cursor that serves the data set's records without end, from one or several sources.
+    """Return a cursor that serves the data set's records endlessly, from one or several sources.
 
     ``seed`` determines the order of each epoch.
     """
@@ -114,12 +114,12 @@ def prompts_of(data: Dataset, seed: int = 0) -> Prompts:
 
 
 class MixedPrompts(Prompts):
-    """Serves the records of several sources without end.
+    """Serves the records of several sources endlessly.
 
-    The weights alone determine which source is next (``shares.turns``). Each source counts its own epochs,
-    and has a new record order in each. An unusable record is skipped, and its source serves the next record
-    instead, so the weights apply to usable records. A row's position in the data stream is the number of rows
-    served before it.
+    Which source is next depends only on the weights (``shares.turns``). Each source counts its own epochs,
+    and each of its epochs has a new order. If a record is unusable, its source serves the next one instead,
+    so the weights apply to usable records. A row's position in the data stream is the number of rows served
+    before it.
     """
 
     def __init__(self, data: Dataset, seed: int = 0) -> None:
@@ -145,13 +145,13 @@ class MixedPrompts(Prompts):
 
     @property
     def epoch(self) -> int:
-        """Number of complete epochs of the source that has completed the fewest."""
+        """How many epochs are complete in the source that has completed the fewest."""
         return min(
             cursor // len(records) for cursor, records in zip(self._cursors, self._records, strict=True)
         )
 
     def take(self, count: int) -> Batch:
-        """Return the next ``count`` usable records as rows. A preference pair gives two rows.
+        """Return the next ``count`` usable records as rows. A preference pair becomes two rows.
 
         Raises PlanError if a source has no usable record.
         """
@@ -182,7 +182,9 @@ class MixedPrompts(Prompts):
         return cursor, records
 
     def _at(self, source: int, place: int) -> int:
-        """Return the index of the record that a source serves at ``place``, counted over all its epochs."""
+        """Return the index of the record that a source serves at ``place``, which counts on across its
+        epochs.
+        """
         own = self._records[source]
         epoch, within = divmod(place, len(own))
         if self._orders.get(source, (-1, None))[0] != epoch:
@@ -190,10 +192,7 @@ class MixedPrompts(Prompts):
         return own[int(self._orders[source][1][within])]
 
     def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
-        """Return metrics with the number of records skipped since ``since``, by cause.
-
-        ``since``: an earlier state.
-        """
+        """Return metrics of the number of records skipped since the earlier state ``since``, by cause."""
         if not self.faults:
             return {}
         causes: Counter[str] = Counter()
@@ -205,7 +204,7 @@ class MixedPrompts(Prompts):
         return {Figure(Of.LEFT_OUT, cause): float(count) for cause, count in sorted(causes.items())}
 
     def state(self) -> dict[str, Any]:
-        """Return the state of all cursors, to pass to ``load``."""
+        """Return the state of all cursors, which ``load`` takes."""
         each = {
             name: {"epoch": cursor // len(records), "cursor": cursor % len(records), "turns": count}
             for name, cursor, records, count in zip(
@@ -221,10 +220,10 @@ class MixedPrompts(Prompts):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that ``state`` returned.
+        """Continue from what ``state`` returned.
 
-        If the weights have changed since, the balance between sources starts from 0. Raises PlanError if the
-        state belongs to different data or a different seed.
+        If the weights have changed, the balance between sources starts over. Raises PlanError if the state
+        belongs to different data or a different seed.
         """
         self._check_same(state)
         self.position, self._cursors = int(state["position"]), self._places(state)
@@ -241,16 +240,16 @@ class MixedPrompts(Prompts):
 def _number(name: str) -> int:
     """Return a number that depends only on a source's name.
 
-    With it as a seed, each source has its own random orders.
+    Used as a seed, it gives each source random orders of its own.
     """
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
 
 
 def fifths(data: Dataset, held_out: int) -> dict[str, int]:
-    """Return the number of questions to hold out from each source, by name.
+    """Return how many questions to hold out from each source, by name.
 
-    The number is the source's share of ``held_out`` by weight, at least 1 and at most a fifth of its
-    questions, or all questions of its split "test". A source with fewer than 5 questions holds out none.
+    This is the source's share of ``held_out`` by weight, but at least 1 and at most a fifth of its questions,
+    or all questions of its split "test". A source with fewer than 5 questions holds out none.
     """
     total = sum(data.weights.values())
     questions: dict[str, set[int]] = {name: set() for name in data.parts}

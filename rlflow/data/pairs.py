@@ -1,4 +1,4 @@
-"""Find preference pairs whose two responses have the same tokens. A model cannot learn from such pairs."""
+"""Finds preference pairs whose two responses have the same tokens, so a model can't learn from them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TOGETHER = 256  # pairs that are encoded at once
 def equal_pairs(data: Dataset, seconds: float = math.inf) -> list[Record]:
     """Return the preference pairs whose two responses have the same token ids.
 
-    After ``seconds``, the remaining pairs are not encoded. Of these, only pairs whose responses are equal as
-    text are found.
+    Pairs that haven't been encoded within about ``seconds`` are found only if their responses are equal as
+    text.
     """
     limit = time.monotonic() + seconds
     return [
@@ -44,7 +44,7 @@ def _equal(data: Dataset, records: Sequence[Record], hasty: bool) -> Iterator[Re
 
 
 def _ids(data: Dataset, responses: Sequence[tuple[Record, Response]]) -> list[list[int] | None]:
-    """Return the ids of each response; None if it cannot be encoded, which other checks report."""
+    """Return the ids of each response, or None if it can't be encoded, which other checks report."""
     try:
         turns = answered(
             data.encoder, [(data.wording.of(record), response) for record, response in responses]
@@ -59,7 +59,7 @@ def _ids(data: Dataset, responses: Sequence[tuple[Record, Response]]) -> list[li
 
 
 def told(data: Dataset, equal: Sequence[Record]) -> str:
-    """Return a line that reports pairs with equal responses; an empty string if there are none."""
+    """Return a line that reports pairs with equal responses, or an empty string if there are none."""
     where = places_of([record.place for record in equal])
     return (
         f"{len(equal)} of {len(data)} pairs have the same ids in both responses and teach nothing{where}"
@@ -71,7 +71,7 @@ def told(data: Dataset, equal: Sequence[Record]) -> str:
 def check_pairs(data: Dataset, equal: Sequence[Record]) -> None:
     """Raise PlanError if all pairs in the data have equal responses.
 
-    ``equal``: the pairs with equal responses.
+    ``equal``: the pairs that do.
     """
     if equal and len(equal) == len(data):
         fields = " and ".join(f"'{data.fields.get(name, name)}'" for name in ("chosen", "rejected"))

@@ -1,4 +1,4 @@
-"""Check the names of data without opening a file."""
+"""Checks the names of data without opening a file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rlflow.errors import PlanError
 
 
 def check_path(name: str) -> None:
-    """Raise PlanError for data that do not exist, and for a file in a format that cannot be read.
+    """Raise PlanError if the data doesn't exist, or if it's a file in a format that can't be read.
 
-    Opens no file. Data sets on the Hub are not checked.
+    No file is opened, and data sets on the Hub aren't checked.
     """
     name = os.path.expanduser(name)
     if is_task(name):
@@ -30,8 +30,7 @@ def check_path(name: str) -> None:
 
 
 def is_task(name: str) -> bool:
-    """Return True if a string names a reasoning-gym task, not a path. Raises PlanError for an empty
-    string."""
+    """True if a string names a reasoning-gym task, not a path. Raises PlanError for an empty string."""
     if not name:
         raise PlanError.of(
             "data-missing",

@@ -1,6 +1,6 @@
-"""Serve the records of a data set as prompts.
+"""Serves the records of a data set as prompts.
 
-The order depends only on seed, epoch and position, so that a resumed run serves the same prompts.
+The order depends only on seed, epoch and position, so a resumed run serves the same prompts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TOGETHER = 512  # records that ``check`` checks in one step
 
 
 class Prompts:
-    """Serves the records of a data set without end.
+    """Serves the records of a data set endlessly, each epoch in a new order.
 
-    Each epoch has a new order. A record gets a new position in the data stream each time it is drawn. An
-    unusable record is skipped, and no row has its position. Whether a record is usable depends only on the
-    data, so a resumed cursor skips the same records. Raises PlanError for an empty data set.
+    A record gets a new position in the data stream each time it's drawn. Unusable records are skipped, and
+    their positions stay empty. Whether a record is usable depends only on the data, so a resumed cursor skips
+    the same ones. Raises PlanError for an empty data set.
     """
 
     def __init__(self, data: Dataset, seed: int = 0) -> None:
@@ -50,13 +50,13 @@ class Prompts:
 
     @property
     def epoch(self) -> int:
-        """Number of complete epochs served."""
+        """The number of epochs served completely."""
         return self.position // len(self)
 
     def take(self, count: int) -> Batch:
-        """Return the next ``count`` usable records as rows, and start a new epoch if necessary.
+        """Return the next ``count`` usable records as rows, starting a new epoch if necessary.
 
-        A preference pair gives two rows. Raises PlanError if no record is usable.
+        A preference pair becomes two rows. Raises PlanError if no record is usable.
         """
         pairs: list[tuple[int, int]] = []
         position, since = self.position, self.position
@@ -74,8 +74,8 @@ class Prompts:
     def check(self, seconds: float) -> int:
         """Check records for faults, in file order, for about ``seconds``.
 
-        Returns the number of records checked so far, including earlier calls. The faults found are in
-        ``faults``.
+        Returns how many records have been checked so far, including earlier calls. ``faults`` has the faults
+        found.
         """
         limit = time.monotonic() + seconds
         for start in range(0, len(self), TOGETHER):
@@ -90,10 +90,7 @@ class Prompts:
             yield self._unreported.popleft()
 
     def left_out(self, since: Mapping[str, Any]) -> dict[Figure, float]:
-        """Return metrics with the number of records skipped since ``since``, by cause.
-
-        ``since``: an earlier state.
-        """
+        """Return metrics of the number of records skipped since the earlier state ``since``, by cause."""
         if not self.faults:
             return {}
         first = self._position(since)
@@ -105,7 +102,7 @@ class Prompts:
         return {Figure(Of.LEFT_OUT, cause): float(count) for cause, count in sorted(causes.items())}
 
     def state(self) -> dict[str, Any]:
-        """Return the cursor's state, to pass to ``load``."""
+        """Return the cursor's state, which ``load`` takes."""
         return {
             "epoch": self.epoch,
             "cursor": self.position % len(self),
@@ -114,7 +111,7 @@ class Prompts:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that ``state`` returned.
+        """Continue from what ``state`` returned.
 
         Raises PlanError if the state belongs to different data or a different seed.
         """
@@ -143,7 +140,7 @@ class Prompts:
         return int(self._order[1][place])
 
     def _check_records(self, index: Iterable[int]) -> list[Fault]:
-        """Check the records at ``index`` that were not checked before, and return their faults."""
+        """Check those of the records at ``index`` that haven't been checked yet, and return their faults."""
         new = [record for record in dict.fromkeys(index) if not self._checked[record]]
         faults = self.data.faulty(new)
         self.faults |= faults
@@ -155,8 +152,8 @@ class Prompts:
 def order(count: int, seed: int, epoch: int, *source: int) -> np.ndarray:
     """Return 0 … count-1 in random order, int64 [count].
 
-    The order is made by sorting raw random bits, because numpy guarantees that this stream never changes.
-    ``source``: the number of the data source, if there are several.
+    Raw random bits are sorted, because numpy guarantees that this stream never changes. ``source``: the
+    number of the data source, if there are several.
     """
     bits = np.random.PCG64(np.random.SeedSequence([seed, epoch, *source])).random_raw(count)
     return np.argsort(bits, kind="stable")

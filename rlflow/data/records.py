@@ -1,4 +1,4 @@
-"""Read records from files (JSONL, Parquet, CSV, TSV), from Hugging Face dataset folders, and from the Hub.
+"""Reads records from files (JSONL, Parquet, CSV, TSV), Hugging Face dataset folders, and the Hub.
 
 Each record is a mapping with its file and line.
 """
@@ -28,7 +28,7 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 class Raw:
     """One record as it is in the file, with its place.
 
-    In a Parquet file or dataset folder, the line of ``place`` is the row number, from 1.
+    In a Parquet file or dataset folder, the line of ``place`` is the row number, counted from 1.
     """
 
     fields: Mapping[str, Any]
@@ -44,7 +44,7 @@ Items = Iterator[Raw | Problem]
 
 @dataclass(frozen=True)
 class Splits:
-    """A source of records after it was opened: its splits, whose records are read when they are needed."""
+    """The splits of an opened source of records, each read only when needed."""
 
     name: str  # of the source, in messages
     readers: Mapping[
@@ -53,11 +53,11 @@ class Splits:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the splits; empty for a source without splits."""
+        """The names of the splits. Empty for a source without splits."""
         return tuple(name for name in self.readers if name)
 
     def chosen(self, part: str | None, usual: str = "train") -> str:
-        """Return the split to read: ``part``, else the only one, else ``usual``, else "train".
+        """Return the split to read: ``part``, or else the only one, ``usual``, or "train".
 
         Raises PlanError if there is no such split.
         """
@@ -70,7 +70,7 @@ class Splits:
     def items(self, split: str, first: int = 0) -> Items:
         """Yield the records of a split, and a problem for each line without a valid record.
 
-        ``first``: the number of the first record.
+        ``first``: the number to give to the first record.
         """
         for number, item in enumerate(self.readers[split](), first):
             yield replace(item, number=number) if isinstance(item, Raw) else item
@@ -82,9 +82,9 @@ class Splits:
         )
 
     def read(self, split: str, first: int = 0) -> tuple[list[Raw], list[Problem]]:
-        """Return (records, problems) of a split; a problem is a line without a valid record.
+        """Return (records, problems) of a split, with a problem for each line without a valid record.
 
-        ``first``: the number of the first record. Raises PlanError if nothing can be read.
+        ``first``: the number to give to the first record. Raises PlanError if nothing can be read.
         """
         items = list(self.items(split, first))
         if not items:
@@ -95,7 +95,7 @@ class Splits:
         )
 
     def empty(self) -> PlanError:
-        """Return the error for a split without a line."""
+        """Return the error for a split without any lines."""
         return PlanError.of(
             "data-empty",
             f"{self.name} contains no records",
@@ -106,7 +106,7 @@ class Splits:
 
 
 def read(where: Path | HubName, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
-    """Return (records, problems) of a file, files by a pattern, a folder or a data set on the Hub.
+    """Return (records, problems) of a file, a file pattern, a folder or a data set on the Hub.
 
     ``part``: the split to read if there are several. Raises PlanError if nothing can be read.
     """
@@ -115,18 +115,18 @@ def read(where: Path | HubName, part: str | None = None) -> tuple[list[Raw], lis
 
 
 def first_record(where: Path | HubName) -> Raw | None:
-    """Return the first valid record that ``read`` returns, without reading the others; None without records.
+    """Return the first valid record that ``read`` would return, without reading the others, or None.
 
-    Raises PlanError if there are no data.
+    Raises PlanError if there is no data.
     """
     source = opened(where)
     return next((item for item in source.readers[source.chosen(None)]() if isinstance(item, Raw)), None)
 
 
 def opened(where: Path | HubName) -> Splits:
-    """Return the splits of a file, files by a pattern, a folder or a data set on the Hub.
+    """Return the splits of a file, a file pattern, a folder or a data set on the Hub.
 
-    Raises PlanError if there are no data.
+    Raises PlanError if there is no data.
     """
     if isinstance(where, HubName):
         name = str(replace(where, revision=None))
@@ -140,7 +140,7 @@ def opened(where: Path | HubName) -> Splits:
 
 
 def matching(path: Path) -> list[Path]:
-    """Return the file at a path, or the files that match a pattern such as data/*.jsonl, sorted by name."""
+    """Return the file at a path, or the files matching a pattern such as data/*.jsonl, sorted by name."""
     if path.exists() or not has_magic(str(path)):
         return [path] if path.exists() else []
     return [Path(name) for name in sorted(glob(str(path), recursive=True)) if Path(name).is_file()]
@@ -166,7 +166,7 @@ def _file(path: Path) -> Items:
 
 
 def unknown_format(path: Path) -> PlanError:
-    """Return the error for a file with a suffix that is not among SUFFIXES."""
+    """Return the error for a file whose suffix isn't in SUFFIXES."""
     return PlanError.of(
         "data-format",
         f"cannot read {path} as data",
@@ -227,7 +227,7 @@ def _parquet(path: Path) -> Items:
 
 
 def _folder(path: Path) -> dict[str, Callable[[], Items]]:
-    """Return split → its records, for a folder of data."""
+    """Return the records in a folder of data, by split."""
     if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
         data = require("datasets", extra="tasks").load_from_disk(str(path))
         return _of_rows(data if isinstance(data, Mapping) else {"": data}, str(path))
@@ -255,7 +255,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _of_part(path: Path, files: Sequence[Path]) -> Items:
-    """Return the records of the files of one split. Raises PlanError if they are of several configurations."""
+    """Return the records in the files of one split. Raises PlanError if their configurations differ."""
     folders = sorted({str(file.parent) for file in files})
     if len(folders) > 1:
         raise PlanError.of(
@@ -269,9 +269,7 @@ def _of_part(path: Path, files: Sequence[Path]) -> Items:
 
 
 def _split_of(file: Path) -> str:
-    """Return the split that begins the file's name, as in train-00000-of-00001.parquet; "" if there
-    is none.
-    """
+    """Return the split that a file's name begins with, as in train-00000-of-00001.parquet, or ""."""
     stem = file.stem.partition("-")[0]
     return stem if stem in SPLITS else ""
 
@@ -296,7 +294,7 @@ def _no_part(name: str, part: str, parts: Iterable[str]) -> PlanError:
 
 
 def no_such_file(path: Path) -> PlanError:
-    """Return the error for a path that does not exist. It suggests the most similar file or folder."""
+    """Return the error for a path that doesn't exist, suggesting the most similar file or folder."""
     parent = next(folder for folder in (path.parent, *path.parent.parents) if folder.is_dir())
     siblings = [item.name for item in parent.iterdir()]
     missing = path if parent == path.parent else path.parents[len(path.relative_to(parent).parts) - 2]

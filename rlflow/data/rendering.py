@@ -1,13 +1,13 @@
-"""Program that renders chat templates, with limits on their time, memory and output.
+"""Renders chat templates in a process of its own, with limits on time, memory and output.
 
-A template is a program by the model's author. This program runs as a script and imports nothing of rlflow
-except the sandbox in `rlflow.processes.sandbox`. Each line of standard input is a JSON object with
+A template is a program written by the model's author. This module runs as a script, and the only part of
+rlflow that it imports is `rlflow.processes.sandbox`. Each line of standard input is a JSON object with
 ``template``, ``variables``, ``seconds`` of CPU time, and ``conversations``: a list of (messages, maximum
-number of characters in their text). The program answers each conversation with a line: ``{"text": …}``,
-``{"error": …}`` if the template refuses it, or ``{"limit": …}`` if it exceeds a limit. If the request takes
-longer than ``seconds``, the kernel kills the process.
+number of characters in their text). Each conversation is answered with a line: ``{"text": …}``, ``{"error":
+…}`` if the template refuses it, or ``{"limit": …}`` if it exceeds a limit. If the request takes longer than
+``seconds``, the kernel kills the process.
 
-Templates get the same Jinja sandbox, filters and functions as in transformers 5, so that they render the same
+Templates get the same Jinja sandbox, filters and functions as in transformers 5, so they render the same
 text.
 """
 
@@ -38,9 +38,8 @@ LIMITS = {
 
 
 class Generation(Extension):
-    """Supports the template tag ``{% generation %}``, which marks the assistant's text.
-
-    Renders its content unchanged.
+    """Supports the template tag ``{% generation %}``, which marks the assistant's text, by rendering its
+    content unchanged.
     """
 
     tags = {"generation"}
@@ -56,7 +55,7 @@ class Generation(Extension):
 
 
 def refuse(message: str) -> None:
-    """Implement the template function ``raise_exception``: raise TemplateError."""
+    """Raise TemplateError. This is the template function ``raise_exception``."""
     raise TemplateError(message)
 
 
@@ -67,14 +66,16 @@ def to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Implement the template filter ``tojson``. Unlike jinja2's own filter, it does not escape HTML."""
+    """Convert a value to JSON. This is the template filter ``tojson``; unlike jinja2's, it doesn't escape
+    HTML.
+    """
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
 def now(form: str) -> str:
-    """Implement the template function ``strftime_now``: the local time in the format ``form``."""
+    """Return the local time in the format ``form``. This is the template function ``strftime_now``."""
     return datetime.now().strftime(form)  # noqa: DTZ005 - as transformers does
 
 
@@ -90,9 +91,9 @@ def compiled(text: str) -> Template:
 
 
 def answer(request: Mapping[str, Any], messages: Any, longest: int) -> bytes:
-    """Render one conversation, and return the line of output that answers it.
+    """Render one conversation, and return the output line that answers it.
 
-    ``longest``: maximum number of characters in the rendered text.
+    ``longest``: the most characters allowed in the rendered text.
     """
     try:
         return json.dumps(rendered(request, messages, longest)).encode()
@@ -103,7 +104,7 @@ def answer(request: Mapping[str, Any], messages: Any, longest: int) -> bytes:
 def rendered(request: Mapping[str, Any], messages: Any, longest: int) -> dict[str, str]:
     """Render one conversation, and return {"text": …}, {"error": …} or {"limit": …}.
 
-    ``longest``: maximum number of characters in the rendered text. Raises MemoryError.
+    ``longest``: the most characters allowed in the rendered text. Raises MemoryError if memory runs out.
     """
     try:
         text = compiled(request["template"]).render(
@@ -121,7 +122,7 @@ def rendered(request: Mapping[str, Any], messages: Any, longest: int) -> dict[st
 
 
 def limit() -> None:
-    """Limit this process to the resources that templates need, as far as the kernel supports such limits."""
+    """Limit this process to the resources that templates need, as far as the kernel can."""
     limits.take(LIMITS)
     sandboxes.around_templates()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore or block it

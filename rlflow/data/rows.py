@@ -1,4 +1,4 @@
-"""Turn records into a batch.
+"""Turns records into a batch.
 
 Each record is one row. A preference pair is two adjacent rows: the chosen response, then the rejected one.
 """
@@ -21,9 +21,7 @@ from rlflow.data.turns import answered, joined
 
 
 def kinds(like: Record, declared: Mapping[str, Kind], model_prompt: bool = False) -> dict[str, Kind]:
-    """Return the kind of each column that ``batch`` returns for records with the shape of ``like``,
-    by name.
-    """
+    """Return the kind of each column that ``batch`` returns for records like ``like``, by name."""
     names = ["prompt", *(["answer"] if like.answer is not None else []), "prompt_tokens"]
     names += ["completion", "tokens", "mask", "finish"] if like.responses else []
     names += ["group", "chosen"] if len(like.responses) == 2 else []
@@ -41,12 +39,12 @@ def batch(
     numbered: bool = False,
     model_prompt: bool = False,
 ) -> Batch:
-    """Return the records as rows. ``positions``: each record's position in the data stream.
+    """Return the records as rows.
 
-    ``like``: a record of the same shape, which determines the columns even if ``records`` is empty.
-    ``declared``: the kind of each further column, by name. ``numbered``: add the column ``prompt_id`` with
-    each record's number. ``model_prompt``: add the column MODEL_PROMPT with the prompt's text as the model
-    reads it.
+    ``positions``: each record's position in the data stream. ``like``: a record of the same shape, which
+    determines the columns even if ``records`` is empty. ``declared``: the kinds of further columns, by name.
+    ``numbered``: True to add the column ``prompt_id`` with each record's number. ``model_prompt``: True to
+    add the column MODEL_PROMPT with the prompt's text as the model reads it.
     """
     copies = max(len(like.responses), 1)
     repeated = [record for record in records for _ in range(copies)]
@@ -117,7 +115,7 @@ def _declared(kind: Kind, values: Sequence[Any]) -> Data:
 
 
 def _settled(kind: Kind) -> Kind:
-    """Complete a column's kind with a dtype. Numbers without a declared dtype are float32."""
+    """Add a dtype to a column's kind if it lacks one. Numbers without a declared dtype are float32."""
     if kind.level is Level.TEXT or kind.dtype in {
         str(dtype).removeprefix("torch.") for dtype in DTYPES.values()
     }:

@@ -1,4 +1,4 @@
-"""Describe the scorer of rows as plain data, so that a process can build the scorer without the data set."""
+"""Describes the scorer of rows as plain data, so that a process can build it without the data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """Description of a row scorer, from which a process can build it."""
+    """Describes a row scorer, so that any process can build it."""
 
     kind: str  # match, math, reasoning_gym or function
     reads: tuple[str, ...] = ("completion", "answer")  # row columns that it requires
@@ -26,14 +26,14 @@ class ScorerSpec:
 
     @cached_property
     def packed(self) -> dict[str, Any]:
-        """Return the kind and settings as plain values, from which a worker process builds the scorer."""
+        """Return the kind and settings as plain values, which a worker process needs to build the scorer."""
         return {"kind": self.kind, "settings": dict(self.settings)}
 
     @cached_property
     def key(self) -> str:
         """16 hex digits of a SHA-256 over kind and settings.
 
-        A worker process recognises by this key a scorer that it has already loaded.
+        A worker process uses this key to recognize scorers that it has already loaded.
         """
         return hashlib.sha256(msgpack.packb(self.packed, unicode_errors="surrogatepass")).hexdigest()[:16]
 
@@ -50,11 +50,11 @@ class Judged(Protocol):
 
     @property
     def scorer(self) -> ScorerSpec | None:
-        """The scorer for ``--reward task``; None if the data have no scorer."""
+        """The scorer for ``--reward task``, or None if the data has none."""
 
     @property
     def sources(self) -> Mapping[str, DataShape]:
-        """The columns and scorer of each source, by source name; empty if there is only one source."""
+        """The columns and scorer of each source, by source name. Empty if there is only one source."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Decide, without randomness, which data source serves the next prompt.
+"""Decides, without randomness, which data source serves the next prompt.
 
-Each source's number of prompts stays within one of its exact share by weight.
+The number of prompts from each source stays within one of its exact share by weight.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from fractions import Fraction
 
 
 def turns(weights: Sequence[Fraction], counts: Sequence[int]) -> Iterator[int]:
-    """Yield the index of the next source, without end. ``counts``: how often each source was chosen before.
+    """Yield the index of the next source, endlessly.
 
-    After n turns, a source with share w among k sources has had w n turns, to within 1 - 1/(2k - 2)
-    (Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). Candidates are the sources
-    that are behind by at least 1/(2k - 2) of a turn. The next turn goes to the candidate that would otherwise
-    be the first to exceed the bound. If several would, the one with the lowest index gets the turn.
+    ``counts``: how often each source was chosen before.
+
+    With k sources, a source with share w has had w n turns after n turns, with an error of at most
+    1 - 1/(2k - 2) (Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). The candidates
+    for the next turn are the sources that are behind by at least 1/(2k - 2) of a turn. It goes to the candidate
+    that would otherwise be the first to exceed the bound; ties go to the lowest index.
     """
     scale = math.lcm(*(weight.denominator for weight in weights))
     shares = [int(weight * scale) for weight in weights]

@@ -1,4 +1,4 @@
-"""Open a file, folder or reasoning-gym task as a data set."""
+"""Opens a file, folder or reasoning-gym task as a data set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRIED = 1000  # the settings must suit at least one record of the first TRIED
 
 
 def unchanged(encoder: Encoder) -> Encoder:
-    """Return the encoder unchanged. This is the default of ``telling`` in ``open_data``."""
+    """Return the encoder unchanged. The default for ``telling`` in ``open_data``."""
     return encoder
 
 
@@ -133,7 +133,7 @@ def read_data(
 
 
 def _with_conversations(questions: Sequence[Record], wording: Wording) -> Sequence[Record]:
-    """Add the column CONVERSATION to records: the prompt as the data have it.
+    """Add the column CONVERSATION to records: the prompt as it is in the data.
 
     If the user gives a system message, all prompts are messages.
     """
@@ -149,7 +149,7 @@ def _with_conversations(questions: Sequence[Record], wording: Wording) -> Sequen
 def _texts(questions: Sequence[Record]) -> tuple[Sequence[Record], int]:
     """Convert prompts that are a single plain user message to plain text.
 
-    Returns (records, how many changed). Used if the tokenizer has no chat template.
+    Returns (records, how many were changed). Used if the tokenizer has no chat template.
     """
     alone = sum(map(_is_alone, questions))
     if not alone:
@@ -160,7 +160,7 @@ def _texts(questions: Sequence[Record]) -> tuple[Sequence[Record], int]:
 
 
 def _is_alone(record: Record) -> bool:
-    """Whether the prompt is a single plain message of the user."""
+    """True if the prompt is a single plain message from the user."""
     return not isinstance(record.prompt, str) and [
         (message["role"], is_plain(message)) for message in record.prompt
     ] == [("user", True)]
@@ -282,7 +282,7 @@ def _raw(source: Splits, split: str) -> Iterator[Raw]:
 def _records(
     items: Iterable[Raw | Problem], mapping: Mapped | None, problems: list[Problem]
 ) -> Iterator[Record]:
-    """Yield the records of the file's records. Append the problems of the others to ``problems``."""
+    """Yield the records, and append the problems of those that can't be used to ``problems``."""
     for item in items:
         if isinstance(item, Problem):
             problems.append(item)
@@ -296,9 +296,9 @@ def _records(
 def _test_records(
     source: Splits, chosen: str, mapping: Mapped, first: int
 ) -> tuple[Sequence[Record], list[Problem]]:
-    """Return (records, problems) of the split "test", unless none of its records fits or it is ``chosen``.
+    """Return (records, problems) of the split "test". Empty if it's ``chosen``, or if no record in it fits.
 
-    ``first``: the number of its first record.
+    ``first``: the number to give to its first record.
     """
     if TEST not in source.names or chosen == TEST:
         return [], []
@@ -308,7 +308,7 @@ def _test_records(
 
 
 def _unread(first: Raw, fields: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the fields of the first record that are not used.
+    """Return the unused fields of the first record.
 
     A field counts as used if a nested field in it is.
     """
@@ -325,8 +325,8 @@ def _mapping(
 ) -> Mapped:
     """Return the mapping of fields that fits the first record.
 
-    With ``bad`` = "skip", the first record with all required fields is used instead. Raises PlanError if no
-    mapping fits.
+    With ``bad`` = "skip", the first record that has all required fields is used instead. Raises PlanError if
+    no mapping fits.
     """
     errors: list[PlanError] = []
     for item in raw:
@@ -346,7 +346,7 @@ def _line(problem: Problem) -> tuple[str, int]:
 def _check_wording(data: Dataset) -> None:
     """Raise PlanError if none of the first TRIED records can be encoded with the data set's settings.
 
-    A run with unsuitable settings therefore fails before it computes anything.
+    This way, a run with unsuitable settings fails before it computes anything.
     """
     errors: list[PlanError] = []
     for record in data.records[:TRIED]:
@@ -362,7 +362,7 @@ def _check_wording(data: Dataset) -> None:
 def _short_enough(data: Dataset, limit: int) -> Dataset:
     """Return the data set without prompts longer than ``limit`` tokens.
 
-    Records that cannot be encoded are kept here, and reported later with the other faults.
+    Records that can't be encoded are kept for now, and reported later with the other faults.
     """
     limited = replace(data, room=Room(limit))
     long: dict[int, int] = {}

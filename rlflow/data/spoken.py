@@ -1,7 +1,7 @@
-"""Decode responses to text, including the special tokens inside them.
+"""Decodes responses to text, including the special tokens inside them.
 
-Tokenizers mark some tokens as special: the ends of turns, and also ``<answer>`` or ``<think>`` if the model
-was trained with them as special tokens. The end token of a response, and padding, are not part of the text.
+Tokenizers mark some tokens as special: the ends of turns, but also ``<answer>`` or ``<think>`` if the model
+was trained with them as special tokens. Padding and the end token of a response aren't part of the text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def texts(tokenizer: Any, rows: Iterable[Sequence[int]], bare: bool = False) -> list[str]:
-    """Return the text of each row of token ids. ``bare``: True to remove special tokens."""
+    """Decode each row of token ids. ``bare``: True to leave out special tokens."""
     return [
         str(tokenizer.decode(list(row), skip_special_tokens=bare, clean_up_tokenization_spaces=False))
         for row in rows
@@ -31,16 +31,16 @@ def texts(tokenizer: Any, rows: Iterable[Sequence[int]], bare: bool = False) -> 
 def completions(
     tokenizer: Any, rows: Iterable[Sequence[int]], ends: Collection[int], bare: bool = False
 ) -> list[str]:
-    """Return the text of each response, without padding and without the tokens in ``ends`` at its end.
+    """Decode each response, leaving out padding and the tokens in ``ends`` at its end.
 
-    ``bare``: True to remove all special tokens.
+    ``bare``: True to leave out all special tokens.
     """
     closing = {*ends, tokenizer.pad_token_id}
     return texts(tokenizer, (_open(row, closing) for row in rows), bare)
 
 
 def _open(row: Sequence[int], closing: Collection[int | None]) -> Sequence[int]:
-    """Return the row without the tokens of ``closing`` at its end."""
+    """Return the row without any tokens of ``closing`` at its end."""
     length = len(row)
     while length and row[length - 1] in closing:
         length -= 1

@@ -1,4 +1,4 @@
-"""Keep the records of a data set: in memory, or in a temporary file if their texts are larger than LIMIT."""
+"""Keeps a data set's records in memory, or in a temporary file if their texts are larger than LIMIT."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LIMIT = 1 << 30  # characters of texts; with more, records are written to a file
 
 
 def stored(records: Iterable[Record]) -> Sequence[Record]:
-    """Return the records as a sequence. Beyond LIMIT, they are in a file and are read when they are needed.
+    """Return the records as a sequence. Beyond LIMIT, they are in a file and read as needed.
 
-    The file is in the folder for temporary files (TMPDIR), and disappears with the process.
+    The file is in the folder for temporary files (TMPDIR), and disappears when the process ends.
     """
     kept: list[Record] = []
     size, writer = 0, None
@@ -43,10 +43,10 @@ def picked(records: Sequence[Record], index: Iterable[int]) -> Sequence[Record]:
 
 
 class StoredRecords(Sequence[Record]):
-    """Records in a file. Only their places in the file are in memory: 16 bytes for each record."""
+    """Records in a file. Memory only holds where they are: 16 bytes for each record."""
 
     def __init__(self, data: mmap.mmap, starts: array[int], index: array[int]) -> None:
-        """``starts``: the place of each record in the data, and the end. ``index``: which records it has."""
+        """``starts``: where each record begins in the data, and the end. ``index``: which records to hold."""
         self._data, self._starts, self._index = data, starts, index
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Read the rows of CSV and TSV files. All values are strings."""
+"""Reads the rows of CSV and TSV files. All values are strings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 def text_rows(path: Path) -> Iterator[tuple[dict[str, str], Place] | Problem]:
-    """Yield (field → text, place) for each row after the header; for a row that does not fit, a problem.
+    """For each row after the header, yield (text by field, place), or a problem if the row doesn't fit.
 
-    The place is the line on which the row begins. Raises PlanError if the header names no fields or names one
-    twice, and if the file is not UTF-8 or not CSV.
+    The place is the line on which the row begins. Raises PlanError if the header names no fields or repeats
+    one, or if the file isn't UTF-8 or CSV.
     """
     csv.field_size_limit(sys.maxsize)
     with path.open(encoding="utf-8-sig", newline="") as file:

@@ -1,7 +1,7 @@
-"""Parse the tool calls in sampled text.
+"""Parses the tool calls in sampled text.
 
-If the tokenizer has a response template, transformers parses the calls. Otherwise marks in the chat template
-show in which format the model's family writes calls.
+If the tokenizer has a response template, transformers parses the calls. Otherwise, marks in the chat template
+show which format the model's family uses for calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def calls_by(
 ) -> Callable[[Sequence[int]], list[ToolCall]]:
     """Return a function that takes sampled ids and returns the tool calls in them.
 
-    ``template``: the chat template. ``opening``: a rendered prompt, up to the beginning of the reply.
+    ``template``: the chat template. ``opening``: a rendered prompt up to the beginning of the reply.
     ``tools``: JSON schemas of the tools. Raises PlanError if the format of the model's tool calls is unknown.
     """
     if parses_itself(tokenizer):
@@ -48,15 +48,14 @@ def calls_by(
 
 
 def parses_itself(tokenizer: Any) -> bool:
-    """Whether transformers can parse the responses of models with this tokenizer."""
+    """True if transformers can parse the responses of models with this tokenizer."""
     return any(getattr(tokenizer, name, None) for name in PARSERS)
 
 
 def calls_pattern(template: str, folder: object) -> re.Pattern[str]:
-    """Return the regular expression that finds tool calls of models with this chat template.
+    """Return a regular expression that finds the tool calls of models with this chat template.
 
-    ``folder``: the model folder, which error messages name. Raises PlanError if the format of tool calls is
-    unknown.
+    ``folder``: the model folder, for error messages. Raises PlanError if the format of tool calls is unknown.
     """
     pattern = next((pattern for mark, pattern in MARKS.items() if mark in template), None)
     if pattern is None:

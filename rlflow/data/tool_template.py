@@ -1,6 +1,6 @@
-"""Check that a model's chat template can describe tools and their answers.
+"""Checks that a model's chat template can describe tools and their answers.
 
-The check renders the template without loading the model, so that `rlflow check` finds errors before a run.
+The template is rendered without loading the model, so `rlflow check` finds errors before a run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ REMEDY = "use a model that was trained to call tools, or write an environment wi
 
 
 def check_template(template: ChatTemplate, tools: Sequence[Mapping[str, Any]], parses: bool) -> str:
-    """Check a chat template, and return a sample prompt in which it describes the tools, up to the reply.
+    """Check a chat template. Return a sample prompt with a description of the tools, up to the reply.
 
-    ``template``: a template with the tools among its variables. ``parses``: whether the model's tokenizer can
-    parse tool calls. Raises PlanError if the template does not describe the tools, does not write their
+    ``template``: a template with the tools among its variables. ``parses``: True if the model's tokenizer can
+    parse tool calls. Raises PlanError if the template doesn't describe the tools, doesn't write their
     answers, or changes earlier turns after a tool's answer, or if the format of the model's tool calls is
     unknown.
     """
@@ -57,8 +57,8 @@ def check_folder(
 ) -> None:
     """Check the chat template in a model folder's files, as ``check_template`` does.
 
-    ``variables``: additional variables of the template. Raises PlanError like ``check_template``, and if
-    there is no template.
+    ``variables``: additional variables of the template. Raises the same errors as ``check_template``, and
+    PlanError if there is no template.
     """
     templates = pretrained.read_templates(folder)
     if not templates:

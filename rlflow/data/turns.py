@@ -1,7 +1,6 @@
-"""Encode responses of several turns, with a mask.
+"""Encodes responses of several turns, with a mask.
 
-The mask is True for the tokens of the assistant's turns, and False for the tool or user messages between
-them.
+The mask is True for tokens of the assistant's turns, and False for the tool or user messages in between.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def answered(
 ) -> list[list[Turn]]:
     """Return the encoded turns of each response. A response that is a string is a single turn.
 
-    ``exchanges``: pairs of (formatted prompt, response). Raises PlanError if a response cannot be encoded.
+    ``exchanges``: pairs of (formatted prompt, response). Raises PlanError if a response can't be encoded.
     """
     alone = {
         place: (response, not isinstance(prompt, str))
@@ -45,9 +44,7 @@ def answered(
 
 
 def divided(messages: Sequence[Message]) -> list[tuple[list[Message], Message]]:
-    """Divide messages into turns, each as (messages before the assistant's message, the assistant's
-    message).
-    """
+    """Split messages into turns, each as (messages before the assistant's message, that message)."""
     exchanges: list[tuple[list[Message], Message]] = []
     context: list[Message] = []
     for message in messages:

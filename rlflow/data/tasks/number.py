@@ -2,5 +2,5 @@
 
 
 def number(completion: str) -> float:
-    """Return 1.0 if the completion consists of digits with at most one sign before them, else 0.0."""
+    """Return 1.0 if the completion is nothing but digits, with at most one sign before them, else 0.0."""
     return float(completion.strip().removeprefix("-").isdecimal())
