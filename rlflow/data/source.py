@@ -52,29 +52,28 @@ def open_data(
     completions: bool = False,
     evaluates: bool = False,
 ) -> Dataset:
-    """Return a file, folder or reasoning-gym task as a data set.
+    """Open a file, folder or reasoning-gym task as a data set.
 
     ``spec``: a .jsonl, .parquet, .csv or .tsv file, a pattern that matches several, a Hugging Face dataset
     folder, a folder of such files, the name of a reasoning-gym task, or a data set on the Hub. Raises
-    PlanError.
+    PlanError if it can't be read or doesn't fit the settings.
 
     - ``tokenizer``: a model folder; without one, prompts are encoded as bytes.
-    - ``fields``: the file's field for each of rlflow's names; None if the file has no such field.
-    - ``columns``: declared columns in addition to the standard ones.
+    - ``fields``: the file's field for each of rlflow's names, or None if it has no such field.
+    - ``columns``: columns declared in addition to the standard ones.
     - ``wanted``: fields that rewards read, carried as JSON.
-    - ``chat``, ``system``, ``template``, ``template_kwargs``: see ``Wording``. By default prompts are a chat
-      if the tokenizer has a chat template, else plain text.
-    - ``max_prompt``: records with a longer prompt, in tokens, are dropped and counted.
-    - ``split``: the split to read from data that have several; by default "train", together with "test" as
-      the records to hold out.
+    - ``chat``, ``system``, ``template``, ``template_kwargs``: see ``Wording``. By default, prompts are
+      chats if the tokenizer has a chat template, and plain text otherwise.
+    - ``max_prompt``: the longest prompt in tokens; records with a longer one are dropped and counted.
+    - ``split``: the split to read if there are several; by default "train", with the records of "test" held
+      out.
     - ``task``, ``seed``: the parameters of a reasoning-gym task, and the seed used to draw its questions.
     - ``bad``: "stop" raises an error for lines without a valid record; "skip" skips them and lists them in
       ``Dataset.faults``.
-    - ``completions``: the assistant's last message of a conversation is the completion, if the records have
-      no field for it.
-    - ``evaluates``: the data are for evaluation: the default split is "test", and nothing is held out.
-    - ``telling``: a function from the encoder to one that adds more to prompts, for example a description of
-      tools.
+    - ``completions``: True to take the assistant's last message of a conversation as the completion, if the
+      records have no field for it.
+    - ``evaluates``: True if the data is for evaluation: the default split is "test", and nothing is held out.
+    - ``telling``: takes the encoder and returns one that adds more to prompts, such as a description of tools.
     """
     variables = template_kwargs or {}
     encoder = telling(TokenizerEncoder(tokenizer, variables) if tokenizer is not None else ByteEncoder())

@@ -470,10 +470,9 @@ class Eager:
     """
 
     def call(self, flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Run one eager iteration of ``flow`` and count it, or only make its calls if another flow is
-        running.
+        """Run one eager iteration of ``flow`` or, inside another flow, only its calls.
 
-        Returns None if there was nothing to train on; the iteration is counted all the same. If the flow
+        Returns None if there was nothing to train on; the iteration counts all the same. If the flow
         raises an exception, the state is rolled back to what it was before the call.
         """
         if scope._current.get() is not None:

@@ -73,7 +73,7 @@ class _Row:
     text: str = ""  # sampled text of the last turn
     finish: str = ""  # empty while the episode is running
     failure: Failure | None = None
-    score: float | None = None  # score of the environment; None if it gives no score of its own
+    score: float | None = None  # score from the environment, or None if it returns none
     length: int = 0  # tokens after the prompt
     # changes to the opening message; the log of the first turn reports them
     changed: dict[str, float] = field(default_factory=dict)

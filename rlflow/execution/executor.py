@@ -49,7 +49,7 @@ class Executor:
         self.queues = queues
         self.store = Store()
         self.stopping = False
-        self.wrote = False  # whether the last iteration changed weights or started to
+        self.wrote = False  # whether the last iteration changed weights or began to
         self.heartbeat_page = HeartbeatPage()
 
     def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:

@@ -38,7 +38,7 @@ from rlflow.execution.repeat import RepeatNames, kept_groups, repeat_metrics, ro
 from rlflow.execution.row_ledger import placer_of, source_of
 from rlflow.execution.tally import known
 
-Versions = Mapping[str, int]  # role → number of updates in its weights
+Versions = Mapping[str, int]  # role → number of updates made to its weights
 
 
 @dataclass(frozen=True)

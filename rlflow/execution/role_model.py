@@ -57,8 +57,8 @@ class KeepsState(Protocol):
 class RoleModel(Protocol):
     """A role's model as a run sees it, in this process or on pools."""
 
-    version: int  # updates in the trainer's weights
-    sampled_version: int  # updates in the generator's weights
+    version: int  # number of updates made to the trainer's weights
+    sampled_version: int  # number of updates made to the generator's weights
 
     @property
     def trainer(self) -> KeepsState | None:

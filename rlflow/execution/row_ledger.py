@@ -76,9 +76,9 @@ class Ledger:
         """
         self.graph, self.axes, self.longest = graph, axes, longest
         self.updates: dict[int, UpdateRows] = {}
-        # node → cause of failure of each row's episode; empty if it did not fail
+        # node → why each row's episode failed; empty if it didn't
         self.failed: dict[int, Sequence[str]] = {}
-        # stage → which of its rows have other tokens than the sampled ones
+        # stage → which of its rows have tokens other than the sampled ones
         self.placed: dict[int, PlacedRows] = {}
         # `repeat` → bool [rows]: which of its rows a stage in its body put in place of sampled rows
         self.marked: dict[int, Tensor] = {}

@@ -15,10 +15,10 @@ import msgpack
 from rlflow.errors import RemoteFailure
 
 LIMIT = 1 << 20  # maximum size of a reply in bytes, so that user code cannot fill the pool's memory
-WHOLE = -1  # the place in a reply that concerns the complete request instead of a row
+WHOLE = -1  # the place in a reply to the whole request rather than to one row
 # Bounds of a record, so that its message stays within LIMIT.
 TEXT = 1 << 14  # maximum number of characters in each text
-NOTES = 8  # most notes; the last ones are sent
+NOTES = 8  # maximum number of notes; the last ones are sent
 _FAILURE = 1  # msgpack's code for a record
 _LENGTH = struct.Struct("<I")
 

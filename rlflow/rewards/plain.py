@@ -99,7 +99,7 @@ EVALUATING: Mapping[str, Callable[[str], bool]] = {
 COMPOSITE = "composite"  # the task whose scorer passes an answer on to the scorer of its row's own task
 # The scorers of these tasks evaluate only text that the tasks wrote into the row, never the answer.
 OWN = frozenset({"number_sorting", "bitwise_arithmetic"})
-UNREADABLE = ")"  # text that the scorers cannot parse
+UNREADABLE = ")"  # text that the scorers can't parse
 
 
 def evaluates(task: str) -> bool:

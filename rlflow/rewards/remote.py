@@ -22,9 +22,9 @@ from rlflow.rewards import values
 from rlflow.rewards.forms import asked
 from rlflow.rewards.values import NAN, STEP, Results
 
-BATCH = 64  # most rows in a request
-IN_FLIGHT = 8  # most concurrent requests
-# Most bytes of an answer. JSON of many small values can take 25 times its length in memory while it is read.
+BATCH = 64  # maximum number of rows in a request
+IN_FLIGHT = 8  # maximum number of concurrent requests
+# Maximum bytes in an answer. JSON of many small values can take 25 times its length in memory while it is read.
 ANSWER = 4 << 20
 
 

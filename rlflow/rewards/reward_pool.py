@@ -44,15 +44,15 @@ from rlflow.rewards.worker_pool import (
 if TYPE_CHECKING:
     from rlflow.rewards.remote import RemoteReward
 
-CHUNK = 32  # most rows in one message
+CHUNK = 32  # maximum number of rows in one message
 # The pool starts another process after rows have waited this many seconds for processes, summed over all
 # calls.
 GROWTH = 0.5
-ALTOGETHER = 32  # most processes of a pool without a configured size
+ALTOGETHER = 32  # maximum number of processes in a pool without a configured size
 # A process counts as waiting if it computes, or would compute on a free core, for less than this share of the
 # time.
 IDLE = 0.5
-AT_ONCE = 64  # most rows in one message to an async function
+AT_ONCE = 64  # maximum number of rows in one message to an async function
 # Causes of a missing score; see Results in values.py.
 CAUSES = (NONE, "nan", "overflow", "type", "raised", "timeout", "died")
 

@@ -107,7 +107,7 @@ class RequestWorker:
             return
         self._reply(frames.reply(number, frames.WHOLE, {"ready": True}))
         for place, answer in enumerate(self.answers(request)):
-            # Send the reply at once: for the pool, the time of the next answer already runs.
+            # Send the reply at once, because the pool already counts the time toward the next answer.
             self._reply(frames.reply(number, place, answer))
 
     def _loaded(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -25,8 +25,8 @@ NAN = float("nan")
 SCORE = "score"  # the key of the score in a returned dictionary
 # The key of the answer extracted from the response in a returned dictionary, as in verl.
 ANSWER = "pred"
-LONGEST = 1000  # maximum number of characters in an answer in a message
-OTHERS = 32  # most further numbers that are logged for a row
+LONGEST = 1000  # maximum number of characters of an answer shown in a message
+OTHERS = 32  # maximum number of further numbers logged for a row
 NOT_HELD = "too large for float32: scale it down"
 RETURNED = "the function returned"
 LARGEST = 3.4028234663852886e38  # the largest float32; scores are stored as float32

@@ -213,7 +213,7 @@ class _EnvironmentSlot(Slot[_Calls]):
         super().__init__(pool, queue.SimpleQueue())
         self._environments, self._helps = pool, helps
         self.spec = pool.spec
-        self._over: list[int] = []  # finished episodes that the process does not need any more
+        self._over: list[int] = []  # finished episodes that the process no longer needs
 
     def do(self, job: _Calls) -> None:
         job.answers.set_result(self._answered(job.calls))

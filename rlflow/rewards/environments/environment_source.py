@@ -33,7 +33,7 @@ class ClassSource:
     """What the text of a file says about an environment's class."""
 
     place: Place  # where the class is defined
-    text: str  # text of the complete file
+    text: str  # text of the whole file
     settings: Mapping[str, EnvironmentSetting] = field(default_factory=dict)
     required: tuple[str, ...] = ()  # columns that ``reset`` requires
     optional: tuple[str, ...] = ()  # columns that ``reset`` uses if rows have them

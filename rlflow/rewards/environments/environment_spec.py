@@ -42,11 +42,11 @@ ADAPTERS: Mapping[str, tuple[str, str]] = {
 class Bounds:
     """Limits on episodes. Every environment accepts them as ``--env.NAME``."""
 
-    turns: Annotated[int, Ge(1)] = 8  # most model turns in an episode
-    # Most tokens of an environment message between two turns; longer messages are cut.
+    turns: Annotated[int, Ge(1)] = 8  # maximum number of model turns in an episode
+    # Maximum number of tokens in an environment message between two turns; longer ones are cut.
     says: Annotated[int, Ge(1)] = 512
     seconds: Annotated[float, Gt(0)] = 60.0  # seconds for each call of the environment
-    parallel: Annotated[int, Ge(1)] | None = None  # most processes; None: one for each core
+    parallel: Annotated[int, Ge(1)] | None = None  # maximum number of processes; None: one per core
     # Whether the text of a control token in an environment message stays text, or becomes the token.
     control_tokens: Literal["text", "allow"] = "text"
 
