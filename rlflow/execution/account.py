@@ -162,9 +162,7 @@ class RowAccount:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> RowAccount:
-        """Rebuild an account from the values that ``as_json`` returned. Raises ValueError for any other
-        values.
-        """
+        """Rebuild an account from what ``as_json`` returned. Raises ValueError for any other values."""
         try:
             account = RowAccount(
                 *(

@@ -465,8 +465,9 @@ def update_reads(loss: Loss) -> tuple[str, ...]:
 
 
 class Eager:
-    """Runs flows and stages that user code calls like functions. Implements
-    `rlflow.author.scope.Interpreter`.
+    """Runs flows and stages that user code calls like functions.
+
+    Implements `rlflow.author.scope.Interpreter`.
     """
 
     def call(self, flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

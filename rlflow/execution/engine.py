@@ -137,9 +137,7 @@ class Engine:
     def sample(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions = HERE
     ) -> Batch:
-        """Sample ``sampling.samples`` rows for each prompt with the newest weights. Equal seeds give equal
-        rows.
-        """
+        """Sample ``sampling.samples`` rows per prompt with the newest weights. Equal seeds give equal rows."""
         raise NotImplementedError
 
     def sampled_columns(self, role: str) -> tuple[str, ...]:
@@ -222,8 +220,7 @@ class Engine:
     def reward(
         self, role: str, batch: Batch, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Score the rows. Return the column ``scores``, and metrics that include the number of missing
-        scores.
+        """Score the rows. Return the column ``scores``, and metrics such as the number of missing scores.
 
         Rows whose episode failed aren't passed to the reward, and get no score.
         """
@@ -338,9 +335,7 @@ class Engine:
         return batch
 
     def moved(self) -> dict[str, Any]:
-        """Return metrics of the weight transfers and of the model parts moved since the last call of this
-        method.
-        """
+        """Return metrics of the weight transfers and moved model parts since the last call of this method."""
         return self.offloads.moved()
 
     def traffic(self) -> dict[str, int]:
@@ -413,9 +408,7 @@ class Engine:
         return encoded_prompts(self.asking, batch, roles)
 
     def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
-        """Return prompts that continue responses, and the number of response tokens in each, as `cut_rows`
-        does.
-        """
+        """Return prompts that continue responses, and how many response tokens each has. See ``cut_rows``."""
         return cut_rows(batch)
 
     def choose(self, batch: Batch, options: ChooseOptions) -> tuple[Batch, PartialMetrics]:

@@ -397,9 +397,7 @@ class PlanRun:
             self.outcome.judged[role] = ScoredRecords(names, tuple(learned))
 
     def _recorded(self, names: Mapping[str, Column]) -> dict[str, Batch]:
-        """Return the columns to keep to the end of the run, each in a batch of its own, under the given
-        names.
-        """
+        """Return the columns to keep to the end, each in a batch of its own, under the given names."""
         store, nodes = self.store, self.plan.graph.nodes
         there = {
             name: column

@@ -40,9 +40,7 @@ class LocalEngine(Engine):
     def sample(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, call_options: CallOptions = HERE
     ) -> Batch:
-        """Sample ``sampling.samples`` rows for each prompt with the newest weights. Equal seeds give equal
-        rows.
-        """
+        """Sample ``sampling.samples`` rows per prompt with the newest weights. Equal seeds give equal rows."""
         model = self._synchronised(role)
         assert model.generator is not None
         seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
@@ -104,9 +102,7 @@ class LocalEngine(Engine):
         yield whole(rows, len(prompts) * sampling.samples, (*methods.GENERATE_GIVES, "group"))
 
     def _with_beginnings(self, role: str, prompts: Batch, rows: Batch, bare: bool) -> Batch:
-        """Return the rows. If a prompt ends with the beginning of a response, put it in front of
-        ``completion``.
-        """
+        """Return the rows, with any part of the response that was in the prompt put before ``completion``."""
         if "prefix_length" not in prompts:
             return rows
         return whole_completions(partial(self.asking.decode, (role,), bare=bare), prompts, rows)
@@ -141,8 +137,7 @@ class LocalEngine(Engine):
     def reward(
         self, role: str, batch: Batch, call_options: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
-        """Score the rows. Return the column ``scores``, and metrics that include the number of missing
-        scores.
+        """Score the rows. Return the column ``scores``, and metrics such as the number of missing scores.
 
         Rows whose episode failed aren't passed to the reward, and get no score.
         """

@@ -245,8 +245,7 @@ class Ahead:
     def _chained(
         self, engine: Engine, prompts: _Prompts, outcome: Outcome, repeated: Mapping[int, Batch]
     ) -> dict[int, Batch]:
-        """Run the nodes that sample from sampled rows, and the nodes in between. Return their rows by node
-        id.
+        """Run the nodes that sample from sampled rows, and those in between. Return the rows by node id.
 
         ``repeated``: the results of the repeats, which have already run.
         """
@@ -406,10 +405,10 @@ class Ahead:
     def _axis(
         self, node: Node, axes: Mapping[int, Axis], index: Mapping[str, list[list[int]]]
     ) -> Axis | None:
-        """Return the row axis of a node when rows are restored, or None for a `repeat`, whose rows have their
-        own.
+        """Return the row axis of a node when rows are restored.
 
-        ``axes``: the axes known so far. ``index``: what ``_indices`` returned.
+        Returns None for a `repeat`, whose rows have an axis of their own. ``axes``: the axes known so far.
+        ``index``: what ``_indices`` returned.
         """
         parts = [torch.tensor(part, dtype=torch.int64) for part in index.get(str(node.id), ())]
         match node.op:

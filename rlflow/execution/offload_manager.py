@@ -79,9 +79,7 @@ class OffloadManager:
         self._move(offload_plan, target - self.in_memory, away=False)
 
     def moved(self) -> dict[str, float]:
-        """Return, as metrics, the number and bytes of parts moved since the last call. Empty if there's no
-        schedule.
-        """
+        """Return metrics of the number and bytes of parts moved since the last call. Empty without a schedule."""
         if self.offload_plan is None:
             return {}
         metrics = {"residency/moves": float(self._moves), "residency/bytes": float(self._bytes)}

@@ -62,8 +62,9 @@ class RoleModel(Protocol):
 
     @property
     def trainer(self) -> KeepsState | None:
-        """The trainer, which owns the weights, or None if the run neither trains this model nor runs forward
-        passes with it.
+        """The trainer, which owns the weights, or None if the run doesn't need one.
+
+        It's needed to train this model or to run forward passes with it.
         """
 
     @property

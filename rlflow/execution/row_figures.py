@@ -76,9 +76,7 @@ def health(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> 
 
 
 def _under_mask(records: Mapping[str, Batch]) -> dict[str, Tensor]:
-    """Return the recorded token columns as flat float64 tensors, by name, with only the tokens under the
-    mask.
-    """
+    """Return the values of recorded token columns under the mask, as flat float64 tensors by name."""
     if "mask" not in records:
         return {}
     axis, mask = records["mask"].axis, records["mask"].data["mask"].value
@@ -253,9 +251,7 @@ def _even(scored: Scored, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _funnel(records: Mapping[str, Batch], scored: Scored | None) -> dict[str, float]:
-    """Count the rows with a score, those of them in groups with differing scores, and of these, the
-    untruncated.
-    """
+    """Count the rows with a score, then those in groups whose scores differ, then the untruncated of those."""
     if scored is None:
         return {}
     left = ~scored.missing

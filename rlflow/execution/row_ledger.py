@@ -140,9 +140,7 @@ class Ledger:
         return any(node.op is Op.UPDATE and self._maker(node, "tokens") == stage for node in self.graph.nodes)
 
     def _maker(self, node: Node, parameter: str) -> int | None:
-        """Return the id of the node that supplies the input ``parameter`` of ``node``, or None if there is
-        none.
-        """
+        """Return the id of the node that supplies the input ``parameter`` of ``node``, or None if none does."""
         return next((item.column.node for item in node.inputs if item.parameter == parameter), None)
 
     @property
@@ -378,8 +376,7 @@ class _RowOutcomes:
         self.maskers: dict[End, str] = {}
 
     def mask(self, rows: Tensor, end: End, tokens: Tensor, stage: str) -> None:
-        """Record how many tokens of each of ``rows`` had the outcome ``end``; ``stage`` masked out the
-        others.
+        """Record how many tokens of each row had the outcome ``end``. ``stage`` masked out the others.
 
         tokens: int64, one number for each of ``rows``.
         """
