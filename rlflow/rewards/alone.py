@@ -72,9 +72,7 @@ class _Child:
 
 
 def _work(judges: Sequence[Judge], far: int, closed: Sequence[int]) -> None:
-    """Run in the child: close ``closed``, enter the sandbox, write each judge's result to ``far``,
-    and exit.
-    """
+    """In the child, close ``closed``, enter the sandbox, write each judge's result to ``far``, and exit."""
     code = FAILED
     try:
         for descriptor in closed:

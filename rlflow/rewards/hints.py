@@ -22,9 +22,7 @@ def hint(error: BaseException) -> str:
 
 
 def _remark(error: BaseException) -> str:
-    """Return the hint for an error itself, ignoring its causes. Empty if the sandbox doesn't cause such
-    errors.
-    """
+    """Return the hint for an error, ignoring its causes. Empty if the sandbox doesn't cause such errors."""
     if isinstance(error, socket.gaierror):
         return NETWORK
     if isinstance(error, PermissionError):

@@ -74,9 +74,7 @@ def verdict(value: Any, source: str = RETURNED) -> Any:
 
 
 def _answer(value: Any) -> str | None:
-    """Return an extracted answer as text, for majority votes. None if it's empty or neither text nor a
-    number.
-    """
+    """Return an extracted answer as text, for majority votes. None if it's empty, or not text or a number."""
     return str(value)[:LONGEST] or None if isinstance(value, str | numbers.Real) else None
 
 

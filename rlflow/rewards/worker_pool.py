@@ -225,9 +225,7 @@ class WorkerProcess:
         self.child.signal_group()
 
     def kill(self) -> None:
-        """Kill the process and all its descendants, even in other sessions, and wait until the process has
-        ended.
-        """
+        """Kill the process and all its descendants, even in other sessions, and wait until it has ended."""
         self.child.note_descendants()
         self.child.end()
         with contextlib.suppress(BlockingIOError, OSError):  # read the output that came after the last reply

@@ -98,9 +98,7 @@ class EnvironmentSpec:
 
     @cached_property
     def digest(self) -> str:
-        """Return 16 hex digits that identify the class's code, its settings, and the length limits of
-        episodes.
-        """
+        """Return 16 hex digits that identify the class's code, settings and limits on episode length."""
         code = ast.unparse(ast.parse(self.source.text))
         shaping = [
             self.cls,

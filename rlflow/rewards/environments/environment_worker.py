@@ -76,9 +76,7 @@ class EnvironmentWorker(RequestWorker):
         self._make, self._later = lambda: kind(**settings), packed["later"]
 
     def answers(self, request: dict[str, Any]) -> Iterator[Any]:
-        """Drop the episodes that the request lists as finished, and return an iterator over the answers to
-        its calls.
-        """
+        """Drop the episodes that the request lists as finished. Return an iterator over its calls' answers."""
         for over in request["over"]:
             self._episodes.pop(over, None)
         calls, seconds = request["calls"], request["seconds"]
@@ -297,8 +295,7 @@ def _together(changes: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _said(value: Any, what: str) -> tuple[Any, dict[str, float]]:
-    """Clean up what an environment says to the model: cut it to its length limit and replace invalid
-    characters.
+    """Cut what an environment says to the model to its length limit, and replace invalid characters.
 
     Returns (text or chat messages, changes). ``changes`` counts the changes made, with keys from CHANGES.
     ``what``: the value's name in error messages. Raises Refused if the value is neither text nor messages.
