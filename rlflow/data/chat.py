@@ -112,8 +112,7 @@ class ChatTemplate:
         return [self._after(before, text) for text in texts[: len(later)]]
 
     def closed(self, opening: Sequence[Message], more: Sequence[Message], prompting: bool) -> str:
-        """Render ``opening``, a placeholder reply and the turns ``more``, and return what follows the
-        placeholder.
+        """Render ``opening``, a placeholder reply and the turns ``more``. Return what follows the reply.
 
         If ``prompting`` is True, the text ends where the next reply begins. Raises PlanError if the template
         refuses the conversation.

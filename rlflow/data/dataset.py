@@ -154,9 +154,7 @@ class Dataset:
 
     @property
     def shape(self) -> Shape:
-        """What each record has: "prompts", "completions" (a prompt with completions) or "pairs" (two
-        responses).
-        """
+        """What each record has: "prompts", "completions" (prompt and completion) or "pairs" (two responses)."""
         return ("prompts", "completions", "pairs")[len(self._like.responses)]
 
     @property

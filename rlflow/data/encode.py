@@ -429,8 +429,7 @@ class TokenizerEncoder:
         return turn[closed:] if own else turn
 
     def _closed(self, turn: Sequence[int]) -> int:
-        """Return how many ids at the start of ``turn`` still belong to the reply: white space and the end
-        token.
+        """Return how many ids of ``turn`` still belong to the reply: leading white space and the end token.
 
         ``turn``: the ids that the template writes after a reply. Returns 0 if they don't begin with an end
         token.
@@ -472,9 +471,7 @@ class TokenizerEncoder:
         return texts[0]
 
     def check_variables(self) -> None:
-        """Raise PlanError for template variables that rlflow sets itself, or that the chat template doesn't
-        read.
-        """
+        """Raise PlanError for template variables that rlflow sets itself or the chat template doesn't read."""
         check_variables(self.variables, self._template if self.chats and self.variables else None)
 
     @property

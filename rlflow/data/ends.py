@@ -55,9 +55,7 @@ class Ends:
 
     @property
     def served(self) -> tuple[int, ...]:
-        """The tokens at which other programs, such as inference servers, stop when they sample with this
-        folder.
-        """
+        """The tokens at which other programs, such as inference servers, stop sampling with this folder."""
         return next(
             (
                 tokens

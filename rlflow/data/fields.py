@@ -60,9 +60,7 @@ class Mapped:
 
     @property
     def shape(self) -> Shape:
-        """What each record has: "prompts", "completions" (a prompt with completions) or "pairs" (two
-        responses).
-        """
+        """What each record has: "prompts", "completions" (prompt and completion) or "pairs" (two responses)."""
         return (
             "completions"
             if "completion" in self.fields

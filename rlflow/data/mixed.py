@@ -182,9 +182,7 @@ class MixedPrompts(Prompts):
         return cursor, records
 
     def _at(self, source: int, place: int) -> int:
-        """Return the index of the record that a source serves at ``place``, which counts on across its
-        epochs.
-        """
+        """Return the index of the record that a source serves at ``place``, counted across its epochs."""
         own = self._records[source]
         epoch, within = divmod(place, len(own))
         if self._orders.get(source, (-1, None))[0] != epoch:

@@ -38,9 +38,7 @@ LIMITS = {
 
 
 class Generation(Extension):
-    """Supports the template tag ``{% generation %}``, which marks the assistant's text, by rendering its
-    content unchanged.
-    """
+    """Supports the template tag ``{% generation %}`` around the assistant's text, which it leaves unchanged."""
 
     tags = {"generation"}
 
@@ -66,9 +64,7 @@ def to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Convert a value to JSON. This is the template filter ``tojson``; unlike jinja2's, it doesn't escape
-    HTML.
-    """
+    """Convert a value to JSON. The template filter ``tojson``, which unlike jinja2's doesn't escape HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
