@@ -1,6 +1,6 @@
-"""The parts of an algorithm's file: stages, losses, flows, `repeat`, settings and methods of roles.
+"""What an algorithm's file is made of: stages, losses, flows, `repeat`, settings and the methods of roles.
 
-This package has the decorators, reads signatures and settings, and finds source lines in a user's file.
-Importing it does not import torch. `rlflow.compiler.trace` turns a flow into a graph.
-`rlflow.execution.eager` runs a flow on real batches.
+This package defines the decorators, reads signatures and settings, and finds source lines in a user's file.
+Importing it doesn't import torch. `rlflow.compiler.trace` turns a flow into a graph, and
+`rlflow.execution.eager` runs it on real batches.
 """

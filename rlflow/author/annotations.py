@@ -1,6 +1,6 @@
-"""Convert the annotations of settings into types.
+"""Turn the annotations of settings into types, working from parsed source text.
 
-The annotations are parsed text; the user's file is not imported.
+The user's file isn't imported.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ LIMITS: dict[str, Any] = {"Ge": Ge, "Gt": Gt, "Le": Le, "Lt": Lt}
 
 
 def annotated(annotation: ast.expr) -> Any:
-    """Return the type of a parsed annotation.
+    """Return the type that a parsed annotation stands for, or Any if it can't be determined.
 
-    Supports numbers, strings, paths, None, unions, ``Literal`` and ranges. Returns Any for other annotations.
+    Numbers, strings, paths, None, unions, ``Literal`` and ranges are supported.
     """
     match annotation:
         case ast.Name(id=name) if name in PLAIN:
@@ -41,7 +41,7 @@ def annotated(annotation: ast.expr) -> Any:
 
 
 def _limit(written: ast.expr) -> Any:
-    """Return an ``annotated_types`` limit such as ``Ge(1)``; None if it is not a limit by a number."""
+    """Return the ``annotated_types`` limit written here, such as ``Ge(1)``, or None if it isn't one."""
     match written:
         case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=number)]) if name in LIMITS:
             return LIMITS[name](number)

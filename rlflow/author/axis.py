@@ -1,4 +1,4 @@
-"""Axis: the rows of a batch, their origin in other batches, and their groups."""
+"""Axis: the rows of a batch, which rows of other batches they came from, and their groups."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from torch import Tensor
 
 
 class FollowUpTokens(NamedTuple):
-    """The places in responses from which follow-up prompts continue (`ask` with ``tokens_until``).
+    """Where in their responses follow-up prompts continue (`ask` with ``tokens_until``).
 
-    ``place``, int64 [follow-up prompts]: the index of the first token that is not in the prompt, within the
-    response of the source row. ``lengths``, int64 [source rows]: the number of response tokens of each source
-    row.
+    ``place``, int64 [follow-up prompts]: position in the source row's response of the first token left out of
+    the prompt. ``lengths``, int64 [source rows]: number of response tokens in each source row.
     """
 
     place: Tensor
     lengths: Tensor
 
     def take(self, index: Tensor) -> FollowUpTokens:
-        """Return the places of the follow-up prompts at ``index``."""
+        """Keep only the follow-up prompts at ``index``."""
         return FollowUpTokens(self.place[index], self.lengths)
 
 
@@ -52,22 +51,22 @@ class Axis:
 
     @functools.cached_property
     def slots(self) -> Tensor:
-        """The group number of each row, int64 [rows], counted from 0 along the axis."""
+        """Each row's group, int64 [rows]. Groups are numbered from 0 along the axis."""
         if len(self) == 0:
             return torch.zeros(0, dtype=torch.int64)
         return starts(self.keys).long().cumsum(0) - 1
 
     @functools.cached_property
     def heads(self) -> Tensor:
-        """The first row of each group, int64 [groups]."""
+        """The index of each group's first row, int64 [groups]."""
         return torch.searchsorted(self.slots, torch.arange(self.groups))
 
     @property
     def group_numbers(self) -> Tensor:
         """The values of the column ``group``, int64 [rows].
 
-        For samples of a prompt, this is the prompt's position in the data stream. For follow-up prompts and
-        joined rows, it is the number of the group along their axis.
+        Samples of a prompt have the prompt's position in the data stream. Follow-up prompts and joined rows
+        have the number of their group along the axis.
         """
         return self.keys[:, -2].clone()
 
@@ -78,37 +77,33 @@ class Axis:
 
     @staticmethod
     def fresh(rows: int, start: int = 0) -> Axis:
-        """Return the axis of ``rows`` prompts at consecutive positions of the data stream.
-
-        ``start``: the first position.
-        """
+        """Make an axis of ``rows`` prompts at consecutive positions of the data stream, from ``start`` on."""
         return Axis(torch.stack([torch.arange(start, start + rows), torch.zeros(rows, dtype=torch.int64)], 1))
 
     def take(self, index: Tensor) -> Axis:
-        """Return the axis of the rows at ``index``, int64 [rows kept]."""
+        """Make an axis of the rows at ``index``, int64 [rows kept]."""
         return Axis(self.keys[index], self, index, self.grouped)
 
     def repeat(self, times: int) -> Axis:
-        """Return an axis with ``times`` adjacent samples of each row."""
+        """Make an axis with ``times`` samples of each row, next to each other."""
         index = torch.arange(len(self)).repeat_interleave(times)
         sample = torch.arange(times).repeat(len(self)) + self.keys[index, -1] * times
         return Axis(torch.cat([self.keys[index, :-1], sample[:, None]], 1), self, index, True, "sampled")
 
     def ask(self, index: Tensor, cut: FollowUpTokens | None = None) -> Axis:
-        """Return the axis of follow-up prompts, one for each entry of ``index``, which names the source rows.
+        """Make an axis of follow-up prompts, where prompt i comes from row ``index[i]``.
 
-        ``cut``: the places in responses from which the prompts continue; None if they do not continue
-        responses.
+        ``cut``: where the prompts continue the rows' responses, or None if they don't.
         """
         number = torch.arange(len(index))
         keys = torch.cat([self.keys[index], torch.stack([number, torch.zeros_like(number)], 1)], 1)
         return Axis(keys, self, index, False, "asked", cut)
 
     def cut_of(self, other: Axis) -> Axis | None:
-        """Return the axis of follow-up prompts that continue responses of ``other``; None if there is none.
+        """Find the follow-up prompts, on this axis or an ancestor, that continue responses of ``other``.
 
-        Searches this axis and its ancestors. Also finds follow-up prompts that continue responses of an axis
-        from which ``other`` was selected.
+        The responses may also belong to an axis that ``other`` was selected from. Returns None if there are
+        no such prompts.
         """
         return next(
             (
@@ -121,9 +116,9 @@ class Axis:
 
     @staticmethod
     def join(parts: Sequence[Axis]) -> Axis:
-        """Return an axis with the rows of all parts, one part after another.
+        """Make an axis with the rows of all parts, one part after another.
 
-        Groups of different parts stay separate. They are numbered from 0 along the new axis.
+        Groups of different parts stay separate, and are numbered from 0 along the new axis.
         """
         paths = stacked([part.keys for part in parts])
         before = itertools.accumulate((part.groups for part in parts), initial=0)
@@ -143,21 +138,20 @@ class Axis:
             step = step.parent
 
     def rows_of(self, other: Axis) -> Tensor | None:
-        """Map each row of ``other`` to the row of this axis whose values it gets in a merge.
+        """For each row of ``other``, find the row of this axis that provides its values in a merge.
 
-        Returns int64 [rows of other]. A row of ``other`` without such a row gets -1. Returns None if several
-        rows of this axis belong to one row of ``other``, or if the axes are unrelated. Axes are related if
-        one was made from the other, or if both were made from a third axis.
+        Returns int64 [rows of other], with -1 for rows that get no value. Returns None if a row of ``other``
+        would get several values, or if the axes are unrelated: neither was made from the other, and they have
+        no common ancestor.
         """
         rows = self._common_origin(other)
         return None if rows is None else rows[0] if rows[1] is None else _through(rows[1], rows[2], rows[0])
 
     def groups_of(self, other: Axis) -> Tensor | None:
-        """Map each row of ``other`` to the group of this axis whose values it gets in a merge.
+        """For each row of ``other``, find the group of this axis that provides its values in a merge.
 
-        Returns int64 [rows of other]. Groups are numbered as in ``slots``. A row of ``other`` without such a
-        group gets -1. Returns None if several groups belong to one row of ``other``, or if the axes are
-        unrelated.
+        Returns int64 [rows of other], with groups numbered as in ``slots`` and -1 for rows that get no value.
+        Returns None if a row of ``other`` would get values from several groups, or if the axes are unrelated.
         """
         rows = self._common_origin(other)
         if rows is None:
@@ -165,10 +159,10 @@ class Axis:
         return self.slots[rows[0]] if rows[1] is None else _through(rows[1][self.heads], rows[2], rows[0])
 
     def _common_origin(self, other: Axis) -> tuple[Tensor, Tensor | None, int] | None:
-        """Find the nearest axis from which both axes were made, the origin. Return None if there is none.
+        """Find the nearest axis that both axes were made from, or return None if there is none.
 
-        Returns (the origin's row of each row of ``other``; the origin's row of each row of this axis, or None
-        if this axis is the origin; the number of rows of the origin).
+        Returns three values: for each row of ``other``, the row of the origin it came from; the same for each
+        row of this axis, or None if this axis is the origin; and the origin's number of rows.
         """
         own = dict(zip(map(id, self.line), self.line, strict=True))
         index = torch.arange(len(other))
@@ -181,7 +175,7 @@ class Axis:
         return None
 
     def back_to(self, origin: Axis) -> Tensor:
-        """Return the row of ``origin`` from which each row was made, int64 [rows].
+        """For each row, return the row of ``origin`` it came from, int64 [rows].
 
         ``origin`` must be this axis or one of its ancestors.
         """
@@ -192,7 +186,7 @@ class Axis:
         return index
 
     def took_from(self, origin: Axis) -> bool:
-        """Return True if this axis is ``origin``, or if its rows were only selected from ``origin``."""
+        """Return True if this axis is ``origin`` or was made from it only by selecting rows."""
         between = list(itertools.takewhile(lambda step: step is not origin, self.line))
         return (
             all(step.step == "taken" for step in between)
@@ -201,10 +195,9 @@ class Axis:
 
 
 def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
-    """Return the position in ``origin`` of each number in ``wanted``, int64 [wanted].
+    """Look up where each number in ``wanted`` occurs in ``origin``: int64 [wanted], -1 if it doesn't.
 
-    The numbers in ``origin`` and ``wanted`` are below ``rows``. A number that is not in ``origin`` gets -1.
-    Returns None if a number occurs twice in ``origin``.
+    All numbers are below ``rows``. Returns None if ``origin`` contains a number twice.
     """
     if len(torch.unique(origin)) < len(origin):
         return None
@@ -212,19 +205,17 @@ def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
 
 
 def stacked(keys: Sequence[Tensor]) -> Tensor:
-    """Concatenate the paths of several axes, int64 [all rows, longest path].
-
-    Shorter paths are padded with zeros.
+    """Concatenate the paths of several axes, padding shorter ones with zeros: int64 [all rows, longest path].
     """
     width = max(part.shape[1] for part in keys)
     return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in keys])
 
 
 def starts(keys: Tensor) -> Tensor:
-    """Return bool [rows]: True at the first row of each group. ``keys``: the path of each row.
+    """Mark the first row of each group, given each row's path in ``keys``. Returns bool [rows].
 
-    A new group begins if the second-to-last number of a row's path differs from the row before. Earlier
-    numbers may differ within a group, because joined rows keep their old paths.
+    A new group starts wherever the second-to-last number of the path changes. The numbers before it may
+    differ within a group, because joined rows keep their old paths.
     """
     first = torch.ones(len(keys), dtype=torch.bool)
     first[1:] = keys[1:, -2] != keys[:-1, -2]

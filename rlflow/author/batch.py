@@ -1,8 +1,8 @@
-"""Batch: named columns over one row axis, stored without padding.
+"""Batch: named columns that share one row axis, stored without padding.
 
-Stages and losses get tensors that are padded on the right to the longest row of the call. ``Data.padded``
-makes these tensors, and ``Data.trimmed`` converts returned tensors back. Results must not depend on the
-padding. To test this, ``padding`` fills it with NaN.
+Stages and losses see tensors padded on the right to the longest row of the call. ``Data.padded`` makes these
+tensors, and ``Data.trimmed`` turns what a stage returns back into a column. Results must never depend on the
+padding; to test that, fill it with NaN using ``padding``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}
 def padding(value: float) -> AbstractContextManager[None]:
     """Fill the padding of float columns with ``value`` inside the ``with`` block.
 
-    Tests use it to show that results do not depend on the padding.
+    Tests use this to show that results don't depend on the padding.
     """
     return with_value(_fill, value)
 
@@ -43,9 +43,9 @@ def padding(value: float) -> AbstractContextManager[None]:
 class Data:
     """The values of one column, without padding.
 
-    Token and prompt columns are flat tensors, with the lengths of the rows in ``lengths``, int64 [rows].
-    Group columns have one value per group. A scalar is a 0-d tensor; if an ``ALL`` stage returned it, a tuple
-    with one 0-d tensor per rank. Text is a tuple of str.
+    Token and prompt columns are flat tensors, with each row's length in ``lengths``, int64 [rows]. Group
+    columns have one value per group. A scalar is a 0-d tensor, or a tuple with one 0-d tensor per rank if an
+    ``ALL`` stage returned it. Text is a tuple of str.
     """
 
     kind: Kind
@@ -54,36 +54,30 @@ class Data:
 
     @property
     def ragged(self) -> bool:
-        """True if rows have values of different lengths (token and prompt columns)."""
+        """True for token and prompt columns, whose rows can have different numbers of values."""
         return self.kind.level in (Level.TOKEN, Level.PROMPT)
 
     @property
     def row_lengths(self) -> Tensor:
-        """The number of values of each row of a ragged column, int64 [rows].
+        """The number of values in each row of a token or prompt column, int64 [rows].
 
-        A ragged column is a token or prompt column. Raises TypeError for other columns.
+        Raises TypeError for other columns.
         """
         if self.lengths is None:
             raise TypeError(f"found a {self.kind.level} column, expected one with several values per row")
         return self.lengths
 
     def split(self) -> tuple[Tensor, ...]:
-        """Return a view of the values of each row of a token or prompt column.
-
-        Raises TypeError for other columns.
-        """
+        """Return a view of each row's values. Raises TypeError unless this is a token or prompt column."""
         return torch.split(self.value, self.row_lengths.tolist()) if len(self.row_lengths) else ()
 
     def lists(self) -> list[list[Any]]:
-        """Return the values of each row of a token or prompt column as a list of numbers.
-
-        Raises TypeError for other columns.
-        """
+        """Return each row's values as a list. Raises TypeError unless this is a token or prompt column."""
         return [row.tolist() for row in self.split()]
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that the values and lengths occupy in memory."""
+        """The size of the values and lengths in memory, in bytes."""
         if isinstance(self.value, Tensor):
             return self.value.nbytes + (self.lengths.nbytes if self.lengths is not None else 0)
         return sum(
@@ -91,11 +85,11 @@ class Data:
         )
 
     def padded(self, axis: Axis) -> Any:
-        """Return the values in the form that a stage gets.
+        """Return the values as a stage sees them.
 
-        Token and prompt columns: a padded tensor [rows, longest row]. Row and group columns: a tensor [rows].
-        Scalars: a 0-d tensor, or a tuple of them. Text: a list with a string per row, or with messages if a
-        stage returned messages.
+        Token and prompt columns become a padded tensor [rows, longest row], row and group columns a tensor
+        [rows], and scalars a 0-d tensor or a tuple of them. Text becomes a list with one string per row, or
+        one list of messages if that's what the stage returned.
         """
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
@@ -107,7 +101,7 @@ class Data:
         return writable_copy(self.value) if isinstance(self.value, Tensor) else self.value
 
     def take(self, index: Tensor, axis: Axis) -> Data:
-        """Return the column's values at the rows ``index``. ``axis``: the current axis of this column."""
+        """Keep only the rows at ``index``. ``axis`` is the column's current axis."""
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
                 return replace(
@@ -123,7 +117,7 @@ class Data:
 
     @staticmethod
     def trimmed(kind: Kind, value: Any, axis: Axis, lengths: Tensor | None) -> Data:
-        """Convert the value that a stage returned into a column; the inverse of ``padded``.
+        """Turn a value returned by a stage into a column; the inverse of ``padded``.
 
         ``lengths``: the row lengths of the token columns that the stage read.
         """
@@ -144,10 +138,10 @@ def group_column(axis: Axis) -> Data:
 
 
 def pad(flat: Tensor, lengths: Tensor) -> Tensor:
-    """Return flat entries as a padded tensor [rows, longest row].
+    """Lay out flat entries as a padded tensor [rows, longest row].
 
-    Floats are padded with the current padding value (see ``padding``), other dtypes with 0. Writing into the
-    result does not change ``flat``.
+    Floats are padded with the current padding value (see ``padding``), other dtypes with 0. Writing to the
+    result doesn't change ``flat``.
     """
     width, even = extent(lengths)
     if even:
@@ -159,9 +153,9 @@ def pad(flat: Tensor, lengths: Tensor) -> Tensor:
 
 
 def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
-    """Return the first ``lengths[i]`` entries of each row i as a flat tensor, one row after another.
+    """Join the first ``lengths[i]`` entries of each row i into one flat tensor.
 
-    Later writes into ``padded`` do not change the result.
+    Writing to ``padded`` later doesn't change the result.
     """
     width, even = extent(lengths)
     if even and width == padded.shape[1]:
@@ -171,10 +165,10 @@ def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def extent(lengths: Tensor) -> tuple[int, bool]:
-    """Return the longest length, and True if all rows have this length.
+    """Return the longest row length, and whether all rows have that length.
 
-    The result is cached by the tensor object, because each column of a call asks for the same lengths and
-    nothing writes into stored tensors.
+    Every column of a call asks for the same lengths, so results are cached per tensor object. This is safe
+    because stored tensors are never written to.
     """
     width = int(lengths.max()) if len(lengths) else 0
     return width, bool((lengths == width).all())
@@ -185,7 +179,7 @@ LONG = 256
 
 
 def pick(flat: Tensor, lengths: Tensor, index: Tensor) -> Tensor:
-    """Return a copy of the entries of the rows at ``index``, one row after another."""
+    """Copy out the entries of the rows at ``index``, one row after another."""
     if len(index) and len(flat) >= LONG * len(lengths):
         rows = torch.split(flat, lengths.tolist())
         return torch.cat([rows[i] for i in index.tolist()])
@@ -194,16 +188,16 @@ def pick(flat: Tensor, lengths: Tensor, index: Tensor) -> Tensor:
 
 
 def ramp(lengths: Tensor) -> Tensor:
-    """Return the position of each flat entry within its row: 0 … lengths[i]-1, one row after another."""
+    """Return each flat entry's position in its row: 0 … lengths[i]-1 for row i, one row after another."""
     starts = lengths.cumsum(0) - lengths
     return torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths)
 
 
 class Batch:
-    """Named columns over one row axis.
+    """Named columns that share one row axis.
 
-    A batch is immutable. ``a | b`` adds the columns of b to a; if both have a column, the result has the
-    column of b.
+    Batches are immutable. ``a | b`` returns a with the columns of b added; where both have a column, b's
+    wins.
     """
 
     def __init__(self, axis: Axis, data: Mapping[str, Data]) -> None:
@@ -216,10 +210,10 @@ class Batch:
     ) -> Batch:
         """Make a batch from lists.
 
-        Lists of lists become token columns, lists of str text columns, lists of numbers row columns. A single
-        number becomes a scalar. A standard column gets its standard kind. Any other column gets its kind from
-        ``kinds``; by default, the kind is guessed from the values. The column ``group`` has one value per
-        row; rows with the same value belong to one prompt. Raises FlowError if columns have different numbers
+        Lists of lists become token columns, lists of str become text columns, lists of numbers become row
+        columns, and a single number becomes a scalar. Standard columns get their standard kind; for others,
+        pass the kind in ``kinds`` or let it be guessed from the values. ``group`` takes one value per row,
+        and rows with the same value belong to one prompt. Raises FlowError if columns have different numbers
         of rows.
         """
         values = {**(columns or {}), **more}
@@ -242,7 +236,7 @@ class Batch:
 
     @property
     def columns(self) -> dict[str, Kind]:
-        """The kind of each column, by name."""
+        """Each column's kind, by name."""
         return {name: data.kind for name, data in self.data.items()}
 
     def __len__(self) -> int:
@@ -252,10 +246,10 @@ class Batch:
         return name in self.data
 
     def __getitem__(self, name: str) -> Any:
-        """Return a column as a padded tensor; a text column as a list.
+        """Return a column as a padded tensor, or as a list if it's text.
 
-        Inside a flow, ``name`` may also be a scalar that every batch of the flow has, such as ``iteration``.
-        Raises FlowError for a missing column.
+        Inside a flow, ``name`` can also be a scalar that every batch of the flow has, such as ``iteration``.
+        Raises FlowError if there is no such column.
         """
         data = self.data.get(name)
         if data is not None and data.kind.level is not Level.SCALAR:
@@ -269,19 +263,16 @@ class Batch:
         return self.data[name]
 
     def select(self, *names: str) -> Batch:
-        """Return the batch with only these columns. Raises FlowError for a missing column."""
+        """Return a batch with only these columns. Raises FlowError if one doesn't exist."""
         return Batch(self.axis, {name: self._data(name) for name in names})
 
     def drop(self, *names: str) -> Batch:
-        """Return the batch without these columns. Raises FlowError for a missing column."""
+        """Return a batch without these columns. Raises FlowError if one doesn't exist."""
         dropped = {name: self._data(name) for name in names}
         return Batch(self.axis, {name: data for name, data in self.data.items() if name not in dropped})
 
     def rename(self, **names: str) -> Batch:
-        """Return the batch with renamed columns: ``rename(old="new")``.
-
-        If the batch already has a column with the new name, the renamed column replaces it.
-        """
+        """Rename columns: ``rename(old="new")``. An existing column called "new" is replaced."""
         renamed = {new: self._data(old) for old, new in names.items()}
         return Batch(
             self.axis, {name: data for name, data in self.data.items() if name not in names} | renamed
@@ -297,7 +288,7 @@ class Batch:
         )
 
     def rows(self, index: Sequence[int] | Tensor) -> Batch:
-        """Return the rows at ``index``, in that order. ``index`` has row numbers, or one bool for each row."""
+        """Return the rows at ``index``, in that order. ``index`` holds row numbers, or one bool per row."""
         where = torch.as_tensor(index)
         where = where.nonzero()[:, 0] if where.dtype is torch.bool else where.long()
         return Batch(
@@ -305,27 +296,26 @@ class Batch:
         )
 
     def repeat(self, times: int) -> Batch:
-        """Return a batch with ``times`` adjacent copies of each row.
+        """Return a batch with ``times`` copies of each row, next to each other.
 
-        The copies of a row form a group in the column ``group``.
+        In the column ``group``, the copies of a row form a group.
         """
         axis = self.axis.repeat(times)
         return Batch(axis, self.carried(axis) | {"group": group_column(axis)})
 
     def carried(self, axis: Axis) -> dict[str, Data]:
-        """Return the columns of this batch for the rows of ``axis``.
+        """Return this batch's columns for the rows of ``axis``, which must be a direct child of its axis.
 
-        ``axis`` was made directly from the axis of this batch. Raises ValueError for an axis without a
-        parent.
+        Raises ValueError if ``axis`` has no parent.
         """
         if axis.index is None:
             raise ValueError("found an axis without a parent, expected an axis made from the batch's axis")
         return {name: data.take(axis.index, self.axis) for name, data in self.data.items()}
 
     def chunk(self, count: int) -> list[Batch]:
-        """Split into at most ``count`` batches of adjacent rows, whose sizes differ by at most one row.
+        """Split the rows into at most ``count`` consecutive batches whose sizes differ by at most one row.
 
-        An empty batch is returned as a list with one empty batch.
+        An empty batch gives a list with one empty batch.
         """
         return [
             self.rows(part) for part in torch.tensor_split(torch.arange(len(self)), count) if len(part)
@@ -371,8 +361,7 @@ class Batch:
 
 
 def _families(batch: Batch) -> list[str]:
-    """Return a string for each column, sorted by name. Each string has the column's name, level and dtype
-    family."""
+    """Describe each column by its name, level and dtype family, sorted by name."""
     return sorted(
         f"{name}: {data.kind.level} {data.kind.family or ''}".rstrip() for name, data in batch.data.items()
     )
@@ -398,12 +387,12 @@ def spread(
     axis: Axis,
     fetch: Callable[[Data, Axis], Data] = lambda data, axis: data,
 ) -> Data:
-    """Return a column of the axis ``own`` as a column of the related axis ``axis``.
+    """Convert a column of the axis ``own`` into a column of ``axis``, which must be related.
 
-    Axes are related if one was made from the other, or if both were made from a third axis. ``fetch(data,
-    axis)`` returns the column with its values in this process; ``spread`` calls it only if it must read
-    values. Raises FlowError if the axes are unrelated, if several values belong to one row, or if a value is
-    missing and the column's kind has no NaN.
+    Axes are related if one was made from the other, or if they have a common ancestor. ``fetch(data, axis)``
+    brings a column's values into this process, and is called only if they are needed. Raises FlowError if the
+    axes are unrelated, if a row would get several values, or if a row would get none and the column can't
+    hold NaN.
     """
     level = data.kind.level
     if own is axis or level is Level.SCALAR:
@@ -429,9 +418,10 @@ def spread(
 
 
 def _per_token(name: str, data: Data, axis: Axis) -> Data:
-    """Return a token column with each follow-up prompt's value at the token before which it ends.
+    """Turn one value per follow-up prompt into a token column of the responses that the prompts continue.
 
-    All other tokens have NaN. Raises FlowError for kinds without NaN.
+    Each value goes to the token right after its prompt; all other tokens get NaN. Raises FlowError unless the
+    column has one float per row.
     """
     if data.kind.level is not Level.ROW or not data.value.is_floating_point():
         raise FlowError(partly(name, data.kind))
@@ -444,9 +434,9 @@ def _per_token(name: str, data: Data, axis: Axis) -> Data:
 
 
 def _filled(name: str, data: Data, index: Tensor, lacking: Tensor) -> Data:
-    """Return a column with the values at ``index``, and NaN in rows where ``lacking`` is True.
+    """Pick the values at ``index``, with NaN wherever ``lacking`` is True.
 
-    Raises FlowError for kinds without NaN.
+    Raises FlowError if a value is lacking and the column can't hold NaN.
     """
     kind = Kind(Level.ROW, data.kind.dtype) if data.kind.level is Level.GROUP else data.kind
     if not bool(lacking.any()):
@@ -463,10 +453,10 @@ def _single(value: Any) -> bool:
 
 
 def _axis_of(rows: int, group: Sequence[int] | Tensor | None) -> Axis:
-    """Return an axis of ``rows`` rows at new positions of the data stream.
+    """Make the axis for ``rows`` new rows.
 
-    Each row has its own position. If ``group`` is given, all rows of a group have the same position. Raises
-    FlowError if the rows of a group are not adjacent.
+    Rows of one group share a position in the data stream; without ``group``, each row has its own. Raises
+    FlowError if the rows of a group aren't adjacent.
     """
     if group is None:
         return Axis.fresh(rows)
@@ -514,10 +504,7 @@ def _typed(kind: Kind, value: Tensor) -> tuple[Kind, Tensor]:
 
 
 def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
-    """Return the Problem of reading a column that a batch does not have.
-
-    ``columns``: the columns that it has.
-    """
+    """Return the Problem of reading a column that the batch doesn't have; it only has ``columns``."""
     close = column_meant(name, columns)
     remedy = (
         f"read '{close}'"
@@ -536,7 +523,7 @@ def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
 
 
 def other_axis(columns: Iterable[str]) -> Problem:
-    """Return the Problem of merging columns of unrelated rows."""
+    """Return the Problem of merging columns from a batch with unrelated rows."""
     return Problem(
         "row-axes",
         "the two batches have different rows, so their columns cannot be merged",
@@ -549,9 +536,9 @@ def other_axis(columns: Iterable[str]) -> Problem:
 
 
 def partly(name: str, kind: Kind | None) -> Problem:
-    """Return the Problem of a merge that leaves some rows without a value.
+    """Return the Problem of a merge that leaves rows without a value in a column that can't hold NaN.
 
-    The column cannot hold NaN, so this is an error. ``kind``: the kind of the column.
+    ``kind``: the column's kind.
     """
     return Problem(
         "rows-lacking",

@@ -24,7 +24,7 @@ PROMPT_ID = "prompt_id"  # row column: the index of the row's record in the data
 
 
 class Level(StrEnum):
-    """The level of a column: what one of its values belongs to (a token, a row, a group or the full batch)."""
+    """What each value of a column belongs to: a token, a row, a group or the whole batch."""
 
     TOKEN = "token"
     PROMPT = "prompt"
@@ -36,7 +36,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Kind:
-    """The level and dtype of a column. If the dtype is None, any dtype is allowed.
+    """A column's level and dtype. A dtype of None allows any dtype.
 
     ``row(torch.float32)`` and ``row("float32")`` are the same kind.
     """
@@ -45,7 +45,7 @@ class Kind:
     dtype: str | None = None
 
     def __call__(self, dtype: Any) -> Kind:
-        """Return the kind of this level with the given dtype. Raises TypeError for an unknown dtype."""
+        """Return this kind with the given dtype. Raises TypeError if the dtype is unknown."""
         if self.level is Level.TEXT:
             raise TypeError("text has no dtype: write `text`")
         name = {float: "float32", int: "int64", bool: "bool"}.get(dtype, str(dtype).removeprefix("torch."))
@@ -60,10 +60,9 @@ class Kind:
 
     @property
     def family(self) -> str | None:
-        """The family of the dtype: "float", "uint", "int" or "bool"; None if any dtype is allowed.
+        """The family of the dtype: "float", "uint", "int" or "bool", or None if any dtype is allowed.
 
-        Dtypes of one family are converted into each other silently. Dtypes of different families are never
-        converted.
+        Dtypes of one family are silently converted to each other; different families never are.
         """
         return _family(self.dtype)
 
@@ -149,7 +148,7 @@ TABLE: dict[str, Standard] = {
 
 
 class Columns(Mapping[str, Standard]):
-    """The table of standard columns: a mapping from name to kind and meaning, printed as one line per column."""
+    """The standard columns, as a mapping from name to kind and meaning. Prints one line per column."""
 
     def __getitem__(self, name: str) -> Standard:
         return TABLE[name]
@@ -167,25 +166,25 @@ class Columns(Mapping[str, Standard]):
 
 
 def columns() -> Columns:
-    """Return the standard columns: name → (kind, meaning). It prints as one line per column."""
+    """Return the standard columns with their kinds and meanings. Print the result to see them as a table."""
     return Columns()
 
 
 def field_column(name: str) -> str:
-    """Return the name of the text column that holds the data field ``name`` for rewards."""
+    """Return the name of the text column that passes the data field ``name`` to rewards."""
     return FIELD + name
 
 
 def standard_kind(name: str) -> Kind | None:
-    """Return the kind of a standard column; None if ``name`` is not a standard column."""
+    """Return the kind of a standard column, or None if ``name`` isn't one."""
     entry = TABLE.get(name)
     return entry.kind if entry else None
 
 
 def checked_kinds(what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``kinds`` as a dict.
+    """Return ``kinds`` as a dict, or raise TypeError if one of its values isn't a kind.
 
-    Raises TypeError if a value is not a kind. ``what`` names the caller in the message.
+    ``what`` names the caller in the message.
     """
     for name, kind in kinds.items():
         if not isinstance(kind, Kind | None):
@@ -197,10 +196,9 @@ def checked_kinds(what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fits(kind: Kind | None, expected: Kind | None) -> bool:
-    """Return True if a parameter that expects the kind ``expected`` may read a column of the kind ``kind``.
+    """Return True if a parameter of the kind ``expected`` can read a column of the kind ``kind``.
 
-    None stands for any kind. A row-level parameter may read a group column: each row then gets its group's
-    value.
+    None stands for any kind. A group column can be read per row: each row gets its group's value.
     """
     if kind is None or expected is None:
         return True

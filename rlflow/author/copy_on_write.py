@@ -1,7 +1,7 @@
-"""Copy-on-write tensors, which callers may write into without changing the original memory.
+"""Copy-on-write tensors: callers can write to them without changing the original memory.
 
-Torch copies memory that it allocated, at the first write. For memory of a file (``FileMemory``), the kernel
-copies each page at the first write into it.
+Memory allocated by torch is copied as a whole at the first write. Memory mapped from a file (``FileMemory``)
+is copied by the kernel, one page at a time, when that page is first written to.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _LISTING = threading.Lock()
 
 
 def writable_copy(tensor: Tensor) -> Tensor:
-    """Return a tensor with the same values that a caller may write into.
+    """Return a tensor with the same values that the caller can write to.
 
-    The memory is copied at the first write. If torch allocated the memory, a call that returns an address
-    (``numpy()``, ``data_ptr()``, DLPack) counts as a write. The memory is copied at once if neither torch nor
-    a ``FileMemory`` owns it, if it is not on the CPU, if the tensor is part of a larger storage, or if it
-    requires a gradient.
+    If possible, the memory isn't copied until the first write. For memory allocated by torch, asking for an
+    address (``numpy()``, ``data_ptr()``, DLPack) counts as a write. The copy is made right away if the memory
+    belongs to neither torch nor a ``FileMemory``, or if the tensor isn't on the CPU, is part of a larger
+    storage, or requires a gradient.
     """
     storage = tensor.untyped_storage()
     if tensor.is_cpu and not storage.resizable() and (memory := file_memory(tensor)) is not None:
@@ -46,27 +46,27 @@ def writable_copy(tensor: Tensor) -> Tensor:
 
 
 def address(tensor: Tensor) -> int:
-    """Return the address of a tensor's memory, for reading.
+    """Return the address of a tensor's memory, for reading only.
 
-    Unlike ``data_ptr()``, this does not copy copy-on-write memory.
+    Unlike ``data_ptr()``, this doesn't trigger a copy of copy-on-write memory.
     """
     return torch_private.storage_address(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 
 class FileMemory:
-    """A private mapping of an open file, whose memory tensors can use.
+    """A private mapping of an open file, for use as the memory of tensors.
 
-    A write never changes the file: the first write into a page makes a private copy of that page. Do not
-    write into tensors of this memory while others read them. Instead, write into the result of ``again``.
-    ``keeper`` is an object that keeps the file unchanged; this mapping holds a reference to it.
+    The file itself never changes: the first write to a page makes a private copy of it. Don't write to these
+    tensors while others are reading them; write to the result of ``again`` instead. The mapping keeps a
+    reference to ``keeper``, an object that prevents the file from changing.
 
-    Unlike Python's ``mmap``, this class does not keep a file descriptor for each mapping.
+    Unlike Python's ``mmap``, this doesn't hold a file descriptor per mapping.
     """
 
     def __init__(self, descriptor: int, size: int, keeper: object, start: int = 0) -> None:
-        """Map ``size`` bytes of the open file ``descriptor``.
+        """Map ``size`` bytes of the open file ``descriptor``, beginning at the offset ``start``.
 
-        ``start``: offset in the file, a multiple of the page size.
+        ``start`` must be a multiple of the page size.
         """
         self._descriptor = descriptor
         self._keeper = keeper
@@ -85,7 +85,7 @@ class FileMemory:
     def tensor(self, lendable: bool = True) -> Tensor:
         """Return the mapped memory as a uint8 tensor [size].
 
-        The memory stays mapped for the lifetime of the tensor and its views. If ``lendable`` is True,
+        The memory stays mapped as long as the tensor or a view of it exists. With ``lendable``,
         ``file_memory`` can find this mapping from the tensor.
         """
         if lendable:
@@ -94,9 +94,9 @@ class FileMemory:
         return torch.from_numpy(np.asarray(self))
 
     def again(self, tensor: Tensor) -> Tensor:
-        """Return a copy-on-write copy of a tensor that is stored in this memory.
+        """Return a copy-on-write copy of a tensor stored in this memory.
 
-        The tensor is copied at once if the process cannot map more memory.
+        If the process can't map any more memory, the tensor is copied right away.
         """
         if not tensor.is_contiguous() or not tensor.numel():
             return tensor.clone()
@@ -111,19 +111,16 @@ class FileMemory:
         return torch.from_numpy(np.asarray(memory))[first - start :].view(tensor.dtype).view(tensor.shape)
 
     def __del__(self) -> None:
-        """Unmap the memory.
-
-        The address is cleared first, because the system may use it for a later mapping.
-        """
+        """Unmap the memory, after forgetting its address, which the system may reuse."""
         place, size, self.address, self.size = self.address, self.size, 0, 0
         if place:
             self._unmap(place, size)
 
 
 def file_memory(tensor: Tensor) -> FileMemory | None:
-    """Return the ``FileMemory`` that holds a tensor's memory; None if there is none.
+    """Return the ``FileMemory`` that a tensor's memory belongs to, or None.
 
-    Finds only memory that ``FileMemory.tensor`` returned with ``lendable=True``.
+    Only tensors made by ``FileMemory.tensor`` with ``lendable=True`` are found.
     """
     place = address(tensor)
     with _LISTING:
@@ -134,10 +131,7 @@ def file_memory(tensor: Tensor) -> FileMemory | None:
 
 
 def _mapped(descriptor: int, start: int, size: int) -> int:
-    """Map ``size`` bytes of a file privately, from the offset ``start``, and return the address.
-
-    Raises OSError.
-    """
+    """Map ``size`` bytes of a file privately, beginning at the offset ``start``, and return the address."""
     address: int = _libc().mmap(
         None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, descriptor, start
     )
@@ -149,7 +143,7 @@ def _mapped(descriptor: int, start: int, size: int) -> int:
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """Return the C library of this process with typed ``mmap`` and ``munmap``."""
+    """Load the C library, with typed ``mmap`` and ``munmap``."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.argtypes = (
         ctypes.c_void_p,

@@ -1,8 +1,8 @@
-"""Dispatch modes: how the rows of a call are split over the ranks of a pool, and how the results are merged.
+"""Dispatch modes: how a call's rows are split over the ranks of a pool, and how the results are merged.
 
-DP_COMPUTE   every row goes to exactly one data-parallel rank; outputs come back in the original row order
-ALL          every rank runs with the same arguments, and each returns its own value
-RANK0        one rank runs with all rows
+DP_COMPUTE   each row goes to one data-parallel rank; results come back in the original row order
+ALL          every rank gets the same arguments and returns its own value
+RANK0        a single rank gets all rows
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Dispatch:
-    """A dispatch mode: how the rows of a call are split over ranks.
+    """A dispatch mode: how a call's rows are split over ranks.
 
-    ``split(batch, ranks)`` returns one batch per rank. ``merge(outputs, batch)`` joins the ranks' results
-    into one batch. Both are None for the three built-in modes, which pools implement themselves. A mode is
-    printed and serialised as its name.
+    ``split(batch, ranks)`` returns one batch per rank, and ``merge(outputs, batch)`` joins what the ranks
+    return into one batch. Both are None for the three built-in modes, which pools implement themselves. A
+    mode is printed and serialised as its name.
     """
 
     name: str
@@ -38,10 +38,10 @@ MODES: dict[str, Dispatch] = {mode.name: mode for mode in (DP_COMPUTE, ALL, RANK
 def register_dispatch(
     name: str, split: Callable[[Any, int], Any], merge: Callable[[Any, Any], Any]
 ) -> Dispatch:
-    """Register a dispatch mode under ``name`` and return the mode.
+    """Register a dispatch mode under ``name`` and return it.
 
-    ``split(batch, ranks) -> [batch, …]`` returns one batch per rank. ``merge([outputs, …], batch) -> batch``
-    joins the results; each element of the list is the batch that one rank returned for its rows.
+    ``split(batch, ranks)`` returns a list with one batch per rank. ``merge(outputs, batch)`` joins the
+    batches that the ranks return into one, where ``batch`` is what was split.
 
     Raises ValueError if another mode has this name.
     """

@@ -1,6 +1,6 @@
-"""Figures: the identities of the numbers that a run logs.
+"""Figures, which identify the numbers that a run logs.
 
-rlflow finds a number by its figure, never by a part of its logged name.
+rlflow always looks up a number by its figure, and never parses its logged name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Of(StrEnum):
-    """The kind of thing that a logged number measures."""
+    """What a logged number is about."""
 
     STAGE = "stage"  # a stage
     NODE = "node"  # a `repeat`, a `choose` or an `ask`
@@ -31,10 +31,9 @@ class Of(StrEnum):
 
 
 class Figure(NamedTuple):
-    """The identity of a logged number: what it measures, and where.
+    """Identifies a logged number by what it measures and where.
 
-    In the metrics that a single node returns, ``node`` and ``role`` are empty; the code that logs the metrics
-    fills them in.
+    Metrics returned by a single node leave ``node`` and ``role`` empty; they are filled in when logged.
     """
 
     of: Of
@@ -45,7 +44,7 @@ class Figure(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The number's name in metrics.jsonl. If several figures have the same key, the logged name differs."""
+        """The number's name in metrics.jsonl, unless several figures have the same key."""
         match self.of:
             case Of.STAGE | Of.NODE | Of.UPDATE:
                 return f"{self.node}/{self.name}"
@@ -69,9 +68,9 @@ HEADS = {Of.LOGGED: "env/", Of.SOURCE: "scores/", Of.LEFT_OUT: "data/left_out_"}
 
 
 class Cause(NamedTuple):
-    """The cause of a missing reward.
+    """Why a reward is missing.
 
-    ``reward`` is the reward's name. It is empty if the episode of an environment failed.
+    ``reward`` is the name of the reward, or empty if an environment's episode failed.
     """
 
     name: str

@@ -1,7 +1,4 @@
-"""The decorator ``@flow``, which makes one iteration of an algorithm from a function; and `repeat`.
-
-The function takes prompts, roles and settings.
-"""
+"""``@flow``, which turns a function of prompts, roles and settings into an iteration; also `repeat`."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from rlflow.errors import FlowError, Place, Problem
 class Parameters:
     """The parameters of a flow: the data, the roles in order, ``*roles`` (``rest``), and the settings.
 
-    ``hp`` is the default of the settings parameter; None if the flow has no settings.
+    ``hp`` is the default of the settings parameter, or None if the flow has no settings.
     """
 
     data: str
@@ -33,9 +30,9 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A flow, as ``@flow`` returns it.
+    """The result of ``@flow``.
 
-    Call it with a batch of prompts and role objects from ``rlflow.config.roles`` to run one iteration.
+    To run one iteration, call it with a batch of prompts and role objects from ``rlflow.config.roles``.
     """
 
     function: Callable[..., Any]
@@ -52,14 +49,14 @@ class Flow:
     def __call__(self, prompts: Any, /, *roles: Any, **named: Any) -> Any:
         """Run one iteration on a batch of prompts, and return what the flow's function returns.
 
-        If another flow makes this call, the calls of this flow become part of that flow.
+        When called inside another flow, this flow's calls become part of the outer flow.
         """
         return engines().interpreter().call(self, prompts, roles, named)
 
     def graph(self, hp: Any = None) -> Any:
-        """Return the graph of one iteration with the settings ``hp`` (None: the flow's own settings).
+        """Return the graph of one iteration. ``hp`` defaults to the flow's own settings.
 
-        Notebooks show the graph as a picture. Raises FlowError if the flow has errors.
+        Notebooks display the graph as a picture. Raises FlowError if the flow has errors.
         """
         return engines().tracer()(self, hp if hp is not None else self.parameters.hp).graph
 
@@ -77,7 +74,7 @@ class Flow:
     def parameters(self) -> Parameters:
         """The parameters of the flow's function, sorted into data, roles and settings.
 
-        Raises FlowError if the data parameter is missing or ``hp`` is not a dataclass.
+        Raises FlowError if there is no data parameter, or if ``hp`` isn't a dataclass.
         """
         listed = list(inspect.signature(self.function).parameters.values())
         if (
@@ -133,16 +130,15 @@ def flow(
     state: Callable[[Any], Mapping[str, float]] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Any:
-    """Make a flow from a function of (prompts, roles…, hp).
+    """Turn a function of (prompts, roles…, hp) into a flow.
 
-    data: the columns from the data that the flow reads in addition to ``prompt`` and ``answer``, as name →
-    kind.
+    data: columns that the flow reads from the data in addition to ``prompt`` and ``answer``, as name → kind.
 
-    state: a function of the settings that returns name → initial value. rlflow keeps these scalars from one
-    iteration to the next.
+    state: a function that takes the settings and returns name → initial value. rlflow carries these scalars
+    over from each iteration to the next.
 
-    evaluate: a function ``body(prompts, roles…) -> batch`` whose batch has ``scores``. It replaces the usual
-    evaluation of held-out prompts.
+    evaluate: a function ``body(prompts, roles…) -> batch`` that replaces the usual evaluation of held-out
+    prompts. Its batch must have the column ``scores``.
     """
 
     def make(function: Callable[..., Any]) -> Flow:
@@ -152,10 +148,11 @@ def flow(
 
 
 def repeat(body: Callable[..., Any], prompts: Any, *, groups: int, tries: int) -> Any:
-    """Call ``body(prompts) -> batch`` with these and then with new prompts until enough groups are kept.
+    """Call ``body(prompts) -> batch`` on more and more prompts until enough groups are kept.
 
-    The batch has the bool group column ``keep``. ``body`` is called until ``groups`` groups have ``keep``
-    True, at most ``tries`` times. ``repeat`` returns a batch of these groups, in prompt order. If there are
-    fewer, the iteration trains on them and prints a warning. If there are none, the iteration is skipped.
+    The first call gets ``prompts``, and later calls get new ones. A group is kept if it is True in ``keep``,
+    a bool group column of the returned batch. Calls stop once ``groups`` groups are kept, or after ``tries``
+    calls. Returns a batch of the kept groups, in prompt order. With fewer than ``groups``, the iteration
+    trains on those and prints a warning; with none, it is skipped.
     """
     return current().repeat(body, prompts, groups, tries)

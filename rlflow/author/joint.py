@@ -17,10 +17,9 @@ from rlflow.errors import Place, Problem
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One of the losses of an optimizer step.
+    """One of the losses in an optimizer step.
 
-    The objective of the step contains ``scale`` times the loss's average over the rows that ``where``
-    selects.
+    It adds ``scale`` times its average over the rows selected by ``where`` to the objective.
     """
 
     loss: Loss
@@ -32,9 +31,9 @@ class LossTerm:
 
 
 class JointLoss(Loss):
-    """Several losses that share one forward pass and one optimizer step.
+    """Several losses that share a forward pass and an optimizer step.
 
-    It reads the columns of all its losses, and the ``where`` columns that select the rows of each loss.
+    It reads the columns of all its losses, plus the ``where`` columns that select each loss's rows.
     """
 
     def __init__(self, losses: Sequence[Loss], scale: Sequence[float], where: Sequence[str | None]) -> None:
@@ -60,9 +59,10 @@ class JointLoss(Loss):
 
     @property
     def key(self) -> Hashable:
-        """A key for comparisons.
+        """A key for comparing losses.
 
-        Joint losses have equal keys if they have the same losses in the same order, ``scale`` and ``where``.
+        Two joint losses have the same key if they have the same losses in the same order, and the same
+        ``scale`` and ``where``.
         """
         return (*(loss.key for loss in self.losses), self.scale, self.where)
 
@@ -70,8 +70,7 @@ class JointLoss(Loss):
     def signature(self) -> Signature:
         """The columns and settings of all losses.
 
-        If two losses have different defaults for a setting, the setting has no default, and the call must
-        pass it.
+        A setting for which two losses have different defaults has no default, so the call must pass it.
         """
         columns: dict[str, ColumnParameter] = {}
         for parameter in (parameter for loss in self.losses for parameter in loss.signature.columns):
@@ -102,16 +101,16 @@ class JointLoss(Loss):
 
     @property
     def digest(self) -> str:
-        """A digest of all losses."""
+        """Identifies the code of all losses."""
         return hashlib.sha256(" ".join(loss.digest for loss in self.losses).encode()).hexdigest()[
             : len(self.losses[0].digest)
         ]
 
 
 def terms(loss: Loss, settings: Mapping[str, Any], mean: Any) -> list[LossTerm]:
-    """Return the losses of an optimizer step, each with its own settings and its own way to average.
+    """Split the loss of an optimizer step into single losses, each with its own settings and average.
 
-    If ``loss`` is a single loss, the list has one element.
+    A single loss gives a list of one.
     """
     if not isinstance(loss, JointLoss):
         return [LossTerm(loss, settings, mean)]
@@ -135,16 +134,17 @@ def terms(loss: Loss, settings: Mapping[str, Any], mean: Any) -> list[LossTerm]:
 
 
 def specification(loss: Loss | Sequence[Loss]) -> Mapping[str, Setting]:
-    """Return the settings of `update` itself: there are more of them with several losses than with one."""
+    """Return the settings of `update` itself. There are more of them for several losses than for one."""
     return UPDATE if isinstance(loss, Loss) and not isinstance(loss, JointLoss) else JOINT
 
 
 def joined(
     what: str, losses: Sequence[Loss], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[Loss, list[Problem]]:
-    """Return the joint loss of an `update` call, and the problems with the call. A problem is reported if the
-    losses clash, or if ``scale``, ``mean`` or ``where`` does not have exactly one value for each loss. A
-    wrong value is then replaced with its default. ``what`` names the call in messages.
+    """Join the losses of an `update` call into one, and return it with the problems found.
+
+    It is a problem if the losses clash, or if ``scale``, ``mean`` or ``where`` doesn't have exactly one value
+    per loss; the default is then used instead. ``what`` names the call in messages.
     """
     problems, count = list(_clashes(what, losses, place)), len(losses)
     sound = {}
@@ -175,7 +175,7 @@ def joined(
 
 
 def _clashes(what: str, losses: Sequence[Loss], place: Place | None) -> Iterator[Problem]:
-    """Yield a problem if the losses need different heads, or if a loss has a setting of `update` itself."""
+    """Yield a problem if the losses need different heads, or if one uses a setting name of `update`."""
     heads = {loss.head: loss for loss in losses}
     if len(heads) > 1:
         yield Problem(

@@ -22,22 +22,22 @@ from rlflow.errors import FlowError, Place, PlanError, Problem, listed, nearest
 
 @dataclass(frozen=True)
 class Target:
-    """A file that a user named; also the name of a flow in it, if the user gave one."""
+    """A file named by the user, and the flow in it if the user named one."""
 
     path: Path
     flow: str | None = None
 
 
 def algorithms_folder() -> Path:
-    """Return the folder of the algorithms that rlflow includes."""
+    """Return the folder of the algorithms that come with rlflow."""
     return Path(next(iter(importlib.import_module("rlflow.algorithms").__path__)))
 
 
 def target(text: str) -> Target:
-    """Return the file and the flow that a user's text names.
+    """Find the file that ``text`` names, and the flow in it if given.
 
-    ``text``: ``FILE``, ``FILE::flow`` or the name of an included algorithm. Raises PlanError if the file does
-    not exist.
+    ``text`` is ``FILE``, ``FILE::flow`` or the name of an algorithm that comes with rlflow. Raises PlanError
+    if the file doesn't exist.
     """
     name, _, flow = text.partition("::")
     path = Path(name)
@@ -60,8 +60,8 @@ def target(text: str) -> Target:
 def load_flow(text: str) -> Flow:
     """Load the file that ``text`` names and return its flow.
 
-    ``text``: ``FILE``, ``FILE::flow`` or an included algorithm's name. Raises FlowError or PlanError if the
-    file cannot be loaded, does not have the named flow, or has several flows and ``text`` names none.
+    ``text`` is as in ``target``. Raises FlowError or PlanError if the file can't be loaded, if it doesn't
+    have the named flow, or if none is named and there are several.
     """
     where = target(text)
     flows = flows_of(load(where.path))
@@ -83,7 +83,7 @@ def load_flow(text: str) -> Flow:
 
 
 def flows_of(module: ModuleType) -> dict[str, Flow]:
-    """Return name → flow for the flows that the module itself defines; flows that it imports do not count."""
+    """Return the flows that a module defines, as name → flow. Imported flows don't count."""
     # a flow with two names counts once
     names = {value: name for name, value in reversed(vars(module).items()) if isinstance(value, Flow)}
     return {
@@ -115,9 +115,9 @@ def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
 
 @lru_cache(maxsize=64)
 def load(path: Path) -> ModuleType:
-    """Load a Python file, or return its module if this process loaded it before.
+    """Load a Python file. If this process has already loaded it, return the same module.
 
-    The file can import from its own folder. Raises FlowError if the file's code raises an exception.
+    The file can import from its own folder. Raises FlowError if its code raises.
     """
     installed = path.parent == algorithms_folder().resolve()
     _make_importable(path.parent)
@@ -131,10 +131,10 @@ def load(path: Path) -> ModuleType:
 
 
 class _SourceLoader(importlib.machinery.SourceFileLoader):
-    """Always compiles the file's present text.
+    """Compiles the file's current text every time.
 
-    Python's compiled files are found by size and whole seconds, so after two saves within a second, it could run
-    the first text.
+    Python would recognise its cached bytecode by file size and whole seconds, and could run an outdated
+    version if the file was saved twice within a second.
     """
 
     def path_stats(self, path: str) -> NoReturn:
@@ -142,7 +142,7 @@ class _SourceLoader(importlib.machinery.SourceFileLoader):
 
 
 class _TextLoader(_SourceLoader):
-    """Loads a given text as a module, as if a file contained the text."""
+    """Loads text as a module, as if it were the content of a file."""
 
     def __init__(self, name: str, path: str, text: str) -> None:
         super().__init__(name, path)
@@ -154,10 +154,10 @@ class _TextLoader(_SourceLoader):
 
 @lru_cache(maxsize=64)
 def load_text(path: Path, text: str) -> ModuleType:
-    """Load ``text`` as a module, as if the file ``path`` contained it. Nothing is written to disk.
+    """Load ``text`` as a module, as if it were the content of ``path``. Nothing is written to disk.
 
-    Error messages name ``path``. The text can import from the folder of ``path``. Raises FlowError if the
-    text's code raises an exception.
+    Error messages name ``path``, and the text can import from its folder. Raises FlowError if the code
+    raises.
     """
     name = _module_name(path)
     _make_importable(path.parent)
@@ -226,7 +226,7 @@ def exported() -> tuple[str, ...]:
 
 
 def _hiding_packages(folder: Path) -> list[Path]:
-    """Return the files in ``folder`` that hide a standard module or an installed package of the same name."""
+    """List the files in ``folder`` that shadow a standard module or an installed package of the same name."""
     packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
     def installed(name: str) -> bool:

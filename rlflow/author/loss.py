@@ -1,4 +1,4 @@
-"""``@loss``: a function from model outputs and columns to a value per token or row, and metrics."""
+"""``@loss``: a function that takes model outputs and columns, and returns values and metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Quantity = Literal["logprobs", "entropy", "values", "scores"]
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A loss of an algorithm, as ``@loss`` returns it."""
+    """The result of ``@loss``."""
 
     function: Callable[..., Any]
     # quantities that the model computes for the loss; the first one determines the model's head
@@ -45,12 +45,12 @@ class Loss:
 
     @property
     def head(self) -> Quantity:
-        """The head of the model that the loss needs. Entropy needs the same head as log-probs."""
+        """The head that the model needs for this loss. Entropy uses the same head as log-probs."""
         return "logprobs" if self.new[0] == "entropy" else self.new[0]
 
     @property
     def key(self) -> Hashable:
-        """A key for comparisons: equal for equal losses, within this process."""
+        """A key for comparing losses, valid within this process."""
         return id(self)
 
     @cached_property
@@ -65,7 +65,7 @@ class Loss:
 
     @property
     def digest(self) -> str:
-        """A digest of the source of the loss's function and of the functions that it uses."""
+        """Identifies the code of the loss's function and of the functions that it uses."""
         return source_lines.digest(self.function)
 
 
@@ -90,15 +90,15 @@ def loss(
 ) -> Any:
     """Make a loss from a function ``f(new, columns…, *, settings) -> (value, metrics)``.
 
-    new: the outputs that the model computes: "logprobs" [rows, T], "values" [rows, T], "scores" [rows], or
+    new: what the model computes for the loss: "logprobs" [rows, T], "values" [rows, T], "scores" [rows], or
     ("logprobs", "entropy").
 
     rows="group": the loss gets complete groups, such as pairs, whose rows are adjacent.
 
-    stale_ok: one sentence on why rows that older weights sampled need no correction in this loss. `rlflow
+    stale_ok: a sentence on why this loss needs no correction for rows sampled with older weights. `rlflow
     check` prints it.
 
-    unrewarded: one sentence on why the flow's rewards need not reach this loss. `rlflow check` prints it.
+    unrewarded: a sentence on why the flow's rewards don't have to reach this loss. `rlflow check` prints it.
 
     Raises TypeError for other values.
     """

@@ -1,12 +1,12 @@
-"""Chat messages packed into one string, so that text columns can hold them and store them like other text.
+"""Chat messages packed into a single string, so that text columns can hold and store them.
 
-A message is a mapping with the strings ``role`` and ``content``. It may have other keys that a chat template
-reads, such as ``tool_calls``, ``name`` or ``reasoning_content``, with any JSON value. In this case, its
-content may be None or absent.
+A message is a mapping with the strings ``role`` and ``content``. It can have other keys that a chat template
+reads, such as ``tool_calls``, ``name`` or ``reasoning_content``, with any JSON value; its content may then be
+None or absent.
 
-In memory, the type ``Packed`` marks messages. In stored strings, a prefix marks messages. If ordinary text
-begins with this prefix, it gets the prefix once more. So text from the data or from a model is never mistaken
-for messages.
+In memory, messages have the type ``Packed``. In stored strings, they start with a prefix. Ordinary text that
+happens to start with this prefix gets it a second time, so that text from the data or a model is never
+mistaken for messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLAIN = {"role", "content"}  # keys of a message that has nothing but a role and
 
 
 class ToolCall(NamedTuple):
-    """A tool call that a model wrote."""
+    """A tool call written by a model."""
 
     name: str  # name of the tool
     arguments: Mapping[str, Any]  # argument name → value
@@ -34,10 +34,10 @@ class ToolCall(NamedTuple):
 
 
 class Packed(str):
-    """Messages as one JSON string.
+    """Messages as a JSON string.
 
-    A message that has only the keys ``role`` and ``content``, both strings, is stored as the pair [role,
-    content]. Any other message is stored as an object.
+    A message that consists of just a role and a string as its content is stored as the pair [role, content].
+    Any other message is stored as an object.
     """
 
     __slots__ = ()
@@ -49,8 +49,7 @@ def is_messages(value: Any) -> bool:
 
 
 def fault(value: Any) -> str:
-    """Return what is wrong with a message and at which key; an empty string if ``value`` is a valid
-    message."""
+    """Say what is wrong with a message, naming the key. Returns an empty string if nothing is."""
     if not isinstance(value, Mapping):
         return f"{type(value).__name__} instead of a message"
     if not isinstance(value.get("role"), str):
@@ -74,7 +73,7 @@ def _named(value: Mapping[str, Any], key: str) -> str:
 
 
 def _beyond_json(key: Any, item: Any) -> str:
-    """Return why an entry of a message cannot be written as JSON; an empty string if it can."""
+    """Say why an entry of a message can't be written as JSON. Returns an empty string if it can."""
     if not isinstance(key, str):
         return "the key is not a text"
     try:
@@ -87,10 +86,10 @@ def _beyond_json(key: Any, item: Any) -> str:
 
 
 def without_invalid_characters(value: Any) -> tuple[Any, int]:
-    """Replace each lone surrogate and NUL with U+FFFD. Return the new value and the number of replacements.
+    """Replace lone surrogates, which tokenizers reject, and NULs with U+FFFD.
 
-    ``value`` is a string or messages, whose keys and nested values are changed too. Values of other types are
-    returned unchanged. Tokenizers do not accept lone surrogates.
+    ``value`` is a string or messages; in messages, keys and nested values are changed too. Anything else is
+    returned as is. Returns the new value and the number of replacements.
     """
     if isinstance(value, str):
         return UNSOUND.subn("\ufffd", value)
@@ -106,10 +105,9 @@ def without_invalid_characters(value: Any) -> tuple[Any, int]:
 
 
 def cut_to(value: Any, most: int) -> Any:
-    """Shorten a string to ``most`` characters.
+    """Shorten a string, or the content of the last of several messages, to ``most`` characters.
 
-    If ``value`` is messages, shorten only the text of the last message. Returns the same object if nothing is
-    cut. Values of other types are returned unchanged.
+    If there is nothing to cut, or ``value`` is something else, the same object is returned.
     """
     if isinstance(value, str):
         return value[:most] if len(value) > most else value
@@ -121,12 +119,12 @@ def cut_to(value: Any, most: int) -> Any:
 
 
 def is_plain(message: Message) -> bool:
-    """Return True if the message has only the keys ``role`` and ``content``, both strings."""
+    """Return True if the message consists of just a role and a string as its content."""
     return set(message) == PLAIN and message["content"] is not None
 
 
 def packed(messages: Sequence[Message]) -> Packed:
-    """Pack messages into one string."""
+    """Pack messages into a string."""
     whole = [
         [message["role"], message["content"]] if is_plain(message) else dict(message) for message in messages
     ]
@@ -134,10 +132,7 @@ def packed(messages: Sequence[Message]) -> Packed:
 
 
 def unpacked(text: str) -> str | list[Message]:
-    """Return the messages that ``packed`` packed into ``text``.
-
-    Text that is not packed is returned unchanged.
-    """
+    """Undo ``packed``. Other text is returned as is."""
     if not isinstance(text, Packed):
         return text
     whole = json.loads(text)
@@ -148,14 +143,14 @@ def unpacked(text: str) -> str | list[Message]:
 
 
 def written(text: str) -> str:
-    """Return a string, or packed messages, as a plain string to store. ``read`` decodes the string."""
+    """Encode text or packed messages as a plain string for storage. ``read`` decodes it."""
     return MARK + text if isinstance(text, Packed) or text.startswith(MARK) else text
 
 
 def read(text: str) -> str:
-    """Return the text or the packed messages that ``written`` stored as this string.
+    """Decode a string that ``written`` made, into text or packed messages.
 
-    Raises ValueError for a string that ``written`` cannot have made.
+    Raises ValueError if ``written`` can't have made it.
     """
     if not text.startswith(MARK):
         return text
@@ -164,7 +159,7 @@ def read(text: str) -> str:
 
 
 def _canonical(value: Packed) -> Packed:
-    """Return the value if ``packed`` can have made it. Raises ValueError otherwise."""
+    """Return the value unchanged, or raise ValueError if ``packed`` can't have made it."""
     try:
         messages = unpacked(value)
     except (ValueError, TypeError, RecursionError):
@@ -175,10 +170,10 @@ def _canonical(value: Packed) -> Packed:
 
 
 def as_text(content: str | Sequence[Message]) -> str:
-    """Return text or messages as readable text.
+    """Make text or messages readable.
 
-    A string is returned unchanged. A single message gives its content. Several messages are joined, each
-    after its role.
+    A string is returned as is. A single message gives its content. Several messages are joined, with each
+    role in front.
     """
     if isinstance(content, str):
         return content
@@ -188,7 +183,7 @@ def as_text(content: str | Sequence[Message]) -> str:
 
 
 def text_of(message: Message) -> str:
-    """Return a message's content, followed by its other keys as JSON, without the role."""
+    """Return a message's content, followed by any keys other than the role as JSON."""
     more = {key: item for key, item in message.items() if key not in PLAIN}
     return " ".join(
         [*filter(None, [message.get("content")]), *([json.dumps(more, ensure_ascii=False)] if more else [])]

@@ -1,4 +1,4 @@
-"""The methods of model roles: the columns that each method reads and gives, and the settings of each method."""
+"""The methods of model roles: their settings, and the columns that they read and return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflow.errors import FlowError, Place, Problem, listed
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a method: its default, the test for valid values, and a description of them for messages."""
+    """A setting of a method: its default, a test for valid values, and how messages describe these."""
 
     default: Any
     test: Callable[[Any], bool]
@@ -117,10 +117,10 @@ KINDS = {
 def bind(
     what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None = None
 ) -> dict[str, Any]:
-    """Check the settings of a method call and return them with defaults filled in.
+    """Check the settings of a method call and fill in the defaults.
 
-    ``what`` names the call in messages. Raises one FlowError for all unknown, missing and out-of-range
-    settings.
+    ``what`` names the call in messages. All unknown, missing and out-of-range settings are raised together,
+    as one FlowError.
     """
     bound, problems = checked(what, specification, settings, place)
     FlowError.refuse(problems)
@@ -130,11 +130,10 @@ def bind(
 def checked(
     what: str, specification: Mapping[str, Setting], settings: Mapping[str, Any], place: Place | None
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Return settings with which tracing can continue, and the problems with the given settings.
+    """Check the settings of a method call. Returns settings to continue tracing with, and the problems found.
 
-    A missing or bad value is replaced with the setting's default, or with 1 if the setting has no default.
-    The value of an unknown setting is used for the setting that was probably meant. ``what`` names the call
-    in messages.
+    A missing or bad value is replaced with the setting's default, or with 1 if it has none. The value of an
+    unknown setting goes to the setting that was probably meant. ``what`` names the call in messages.
     """
     problems = [
         unknown_setting(what, name, specification, place) for name in settings if name not in specification
@@ -169,10 +168,7 @@ def checked(
 def unknown_setting(
     what: str, name: str, known: Mapping[str, Any], place: Place | None, definition: Place | None = None
 ) -> Problem:
-    """Return the Problem of a call with an unknown setting ``name``.
-
-    ``known``: the settings that ``what`` has.
-    """
+    """Return the Problem of a call with an unknown setting ``name``. The call's settings are ``known``."""
     close = setting_meant(name, known)
     remedy = f"write {close}=" if close else f"remove {name}=, or declare it after '*' in the function"
     return Problem(
@@ -190,9 +186,9 @@ def unknown_setting(
 def missing_setting(
     what: str, name: str, expected: str, place: Place | None, definition: Place | None = None
 ) -> Problem:
-    """Return the Problem of a call that lacks the required setting ``name``.
+    """Return the Problem of a call without the required setting ``name``.
 
-    ``expected``: a description of its valid values.
+    ``expected`` describes its valid values.
     """
     return Problem(
         "missing-setting",
@@ -206,18 +202,18 @@ def missing_setting(
 
 
 def sampling_of(sampling: Mapping[str, Mapping[str, Any]], method: str, call: str) -> dict[str, Any]:
-    """Return the settings that the run's user gave for a `generate` call; they override the flow's settings.
+    """Return the settings that the user of a run gave for a `generate` call, which override the flow's.
 
-    ``sampling`` has settings for ``method`` (all calls of a role, such as actor.generate) and for ``call``
-    (this call, such as actor.generate#2). Settings of the call override settings of the method.
+    ``sampling`` can have settings for ``method`` (all calls of a role, such as actor.generate) and for
+    ``call`` (only this one, such as actor.generate#2). Those for the call win.
     """
     return {**sampling.get(method, {}), **sampling.get(call, {})}
 
 
 def resampled(bound: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a `generate` call: the flow's settings, overridden by the run's settings.
+    """Override a `generate` call's settings with those of the run.
 
-    ``bound``: the flow's settings. ``own``: the run's settings. If the flow sets the temperature to 0 (greedy
+    ``bound`` has the flow's settings, ``own`` the run's. If the flow sets the temperature to 0 (greedy
     sampling), it stays 0.
     """
     greedy = bound["temperature"] == 0
@@ -231,11 +227,10 @@ def too_short(
     call: str,
     place: Place | None,
 ) -> list[Problem]:
-    """Return a problem if a `generate` call requires more tokens than its maximum.
+    """Return a problem for each setting that makes a `generate` call require more tokens than its maximum.
 
-    The call requires tokens by its setting ``min_tokens`` or ``lengths``.
-
-    ``sampling``, ``method`` and ``call`` are as in ``sampling_of``.
+    These settings are ``min_tokens`` and ``lengths``. ``sampling``, ``method`` and ``call`` are as in
+    ``sampling_of``.
     """
     most, problems = settings["max_tokens"], []
     for setting, least in (

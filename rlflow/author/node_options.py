@@ -1,4 +1,4 @@
-"""The settings of each kind of call in a graph, with their types, and the form in which a graph shows them."""
+"""The typed settings of each kind of call in a graph, and how a graph shows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Mean = Literal["tokens", "rows", "row-tokens"] | int | float
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """The settings of a call in a graph. This base class has no settings."""
+    """The settings of a call in a graph. This base class has none."""
 
     @property
     def shown(self) -> Pairs:
@@ -26,9 +26,9 @@ class NodeOptions:
 
 @dataclass(frozen=True)
 class ShownOptions(NodeOptions):
-    """Settings as pairs of name and value.
+    """Settings stored as pairs of name and value.
 
-    Used for stages, which define their own settings, and for settings with a masked secret.
+    Used for stages, whose settings are up to their authors, and for settings in which a secret is masked.
     """
 
     own: Pairs = ()
@@ -41,7 +41,7 @@ class ShownOptions(NodeOptions):
 
 @dataclass(frozen=True)
 class GenerateOptions(NodeOptions):
-    """The settings of a `generate` call. ``rlflow.training.protocols.Sampling`` explains them."""
+    """The settings of a `generate` call, explained in ``rlflow.training.protocols.Sampling``."""
 
     samples: int
     max_tokens: int
@@ -57,7 +57,7 @@ class GenerateOptions(NodeOptions):
 
     @property
     def shown(self) -> Pairs:
-        """The settings as pairs of name and value, without settings that are off."""
+        """The settings as pairs of name and value, leaving out those that are off."""
         return tuple(
             (name, value)
             for name, value in super().shown
@@ -81,9 +81,9 @@ class UpdateOptions(NodeOptions):
 
     @property
     def shown(self) -> Pairs:
-        """The settings of the update as pairs of name and value, followed by the settings of its losses.
+        """The settings of the update, then those of its losses, as pairs of name and value.
 
-        If the update has one loss, settings that only matter with several losses are omitted.
+        If there is only one loss, settings that only matter for several are left out.
         """
         hidden = {"own"} if self.losses else {"own", "scale", "where", "losses"}
         return (*(pair for pair in super().shown if pair[0] not in hidden), *self.own)
@@ -118,9 +118,9 @@ AnyOptions = (
 
 
 def plain(value: Any) -> Value:
-    """Return a setting's value as the graph stores it.
+    """Return a setting's value as a graph stores it.
 
-    Numbers and text are unchanged. Other values become their name or repr.
+    Numbers and text stay as they are. Other values are replaced with their name or repr.
     """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:  # the wire format holds 64 bits
         return str(value)

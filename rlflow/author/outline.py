@@ -1,4 +1,4 @@
-"""Read the roles and settings of a flow from the text of its file, without importing the file."""
+"""Find a flow's roles and settings by parsing its file, without importing it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEYWORDS = {"data", "state", "evaluate"}  # of the decorator; none of them adds 
 
 @dataclass(frozen=True)
 class Outline:
-    """The parts of a flow that flags can name."""
+    """The parts of a flow that command-line flags can refer to."""
 
     roles: tuple[str, ...]  # without those of ``rest``
     rest: str | None  # the name of ``*rewards``
@@ -21,10 +21,10 @@ class Outline:
 
 
 def outline(file: Path, flow: str | None = None) -> Outline | None:
-    """Return the outline of the only flow in a file, or of the flow with this name.
+    """Return the outline of the flow called ``flow``, or of the only flow in the file.
 
-    None if this cannot be found out without loading the file, for example because the settings' class is
-    imported or the file is not valid Python.
+    Returns None if this would require loading the file: for example, because the settings' class is imported,
+    or because the file isn't valid Python.
     """
     try:
         tree = ast.parse(file.read_bytes())
@@ -63,7 +63,7 @@ def _outline(function: ast.FunctionDef, tree: ast.Module) -> Outline | None:
 
 
 def _settings(function: ast.FunctionDef, tree: ast.Module) -> tuple[str, ...] | None:
-    """Return the names of the settings; empty without settings, None if the text does not tell."""
+    """Return the names of the settings, or None if they can't be found in the text."""
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]

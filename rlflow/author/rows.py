@@ -1,4 +1,4 @@
-"""``ask``, ``choose`` and ``concat``, which make a batch with other rows."""
+"""``ask``, ``choose`` and ``concat``, which make a batch with different rows."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ def ask(
     after: Literal["tokens"] | None = None,
     tokens_until: str | None = None,
 ) -> Any:
-    """Return a batch of follow-up prompts, made from the rows of ``batch`` in order.
+    """Make follow-up prompts from the rows of ``batch``, in order.
 
-    With ``column``, each row gives one prompt: the text in that column. The role that samples from the prompt
-    formats it like a prompt from the data. With ``after="tokens"``, the text follows the row's own prompt and
-    response as another turn; the sampled ids stay the same.
+    With ``column``, each row gives one prompt, which is the text in that column. The role that samples from
+    it formats it like a prompt from the data. With ``after="tokens"``, the text is added to the row's own
+    prompt and response as another turn, without changing the sampled ids.
 
-    With ``tokens_until``, the prompts continue the row's own response. An integer column gives one prompt per
-    row, with this number of response tokens. A bool token column gives one prompt for each True, with the
-    response tokens before the True. A float column with one value for each of these prompts can be merged
-    back into ``batch``: it becomes a token column with NaN at all other tokens. After sampling, ``tokens``
-    has only the continuation, and ``completion`` has the text of the complete response.
+    With ``tokens_until``, prompts continue the row's own response. An integer column gives one prompt per
+    row, which includes that many response tokens. A bool token column gives one prompt per True, which
+    includes the response tokens before it. If you merge a float column of these prompts back into ``batch``,
+    it becomes a token column with NaN at all other tokens. After sampling, ``tokens`` only has the
+    continuation, while ``completion`` has the text of the whole response.
 
-    The prompts keep the columns of ``batch`` that have one value per row, except ``completion``, ``finish``
-    and ``group``. If a prompt is longer than the maximum prompt length, it is dropped and counted as
-    ``ask/too_long``.
+    Prompts keep those columns of ``batch`` that have one value per row, except ``completion``, ``finish`` and
+    ``group``. Prompts above the maximum prompt length are dropped and counted in ``ask/too_long``.
     """
     by_text = isinstance(column, str) and tokens_until is None and after in (None, "tokens")
     by_tokens = column is None and isinstance(tokens_until, str) and after is None
@@ -61,12 +60,12 @@ def choose(
     count: int | None = None,
     per: Literal["group", "batch"] = "batch",
 ) -> Any:
-    """Return the rows of ``batch`` where a bool column is True, or the rows with the largest values.
+    """Keep the rows where a bool column is True, or the rows with the largest values.
 
     ``choose(batch, column)`` keeps the rows with True. ``choose(batch, top=…, count=…)`` keeps the ``count``
-    rows with the largest values, in the batch or in each group (``per``). If values are equal, it keeps the
-    earlier row; it never keeps NaN. The rows stay in order. The metric ``choose/dropped`` counts dropped
-    rows. If no row is left, the iteration is skipped.
+    rows with the largest values, either in the whole batch or in each group (``per``). Among equal values,
+    earlier rows come first; rows with NaN are never kept. Rows stay in their original order.
+    ``choose/dropped`` counts the rows that are dropped. If no rows are left, the iteration is skipped.
     """
     by_flag = isinstance(column, str) and top is None and count is None and per == "batch"
     by_rank = (
@@ -91,9 +90,9 @@ def choose(
 
 
 def concat(*batches: Any) -> Any:
-    """Return one batch with the rows of all batches, one batch after another.
+    """Join batches into one, with the rows of one batch after another.
 
-    It has the columns that all batches have. Groups of different batches stay separate.
+    The result has the columns that all batches have. Groups of different batches stay separate.
     """
     if len(batches) < 2:
         raise FlowError(

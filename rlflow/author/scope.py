@@ -1,6 +1,6 @@
-"""Scope: the object that receives the calls of a flow. A tracer records the calls, and a session runs them.
+"""Scope: where a flow's calls go. A tracer records them, and a session runs them.
 
-Outside a flow, stages run at once.
+Outside of flows, stages run right away.
 """
 
 from __future__ import annotations
@@ -23,50 +23,46 @@ AskWay = Literal["text", "after", "until"]
 
 
 class Scope(Protocol):
-    """The object that receives a flow's calls to stages, `repeat`, `ask`, `choose` and `concat`.
+    """Receives a flow's calls of stages, `repeat`, `ask`, `choose` and `concat`.
 
-    A scope is a tracer, which records the calls, or a session, which runs them. Method calls of roles go to
-    the role objects instead.
+    It is either a tracer, which records the calls, or a session, which runs them. Methods of roles are called
+    on the role objects instead.
     """
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Any:
-        """Call a stage on a batch. ``gives``: new names for its output columns."""
+        """Call a stage on a batch. ``gives``: new names for the columns that it returns."""
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
-        """Call ``body`` with new prompts until ``groups`` groups are kept, at most ``tries`` times."""
+        """Call ``body`` on new prompts until ``groups`` groups are kept, but at most ``tries`` times."""
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Any:
-        """Return follow-up prompts made from the rows of ``batch``.
-
-        ``way`` says how the prompt uses ``column``.
-        """
+        """Make follow-up prompts from the rows of ``batch``. ``way`` says how they use ``column``."""
 
     def choose(self, batch: Any, column: str, settings: ChooseOptions) -> Any:
-        """Return the rows that ``settings`` select by the values of ``column``."""
+        """Keep the rows that ``settings`` select by their values in ``column``."""
 
     def concat(self, batches: Sequence[Any]) -> Any:
-        """Return one batch with the rows of all batches."""
+        """Join batches into one, with the rows of one batch after another."""
 
     def number(self, name: str) -> Any:
-        """Return the scalar ``name`` that every real batch of the flow has; None if there is none."""
+        """Return the scalar ``name`` that every real batch of the flow has, or None."""
 
 
 class Interpreter(Protocol):
-    """Runs flows and stages that user code calls like functions."""
+    """Runs flows and stages when user code calls them."""
 
     def call(self, flow: Any, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Run one iteration of ``flow``. Inside another flow, the calls of ``flow`` become part of that flow."""
+        """Run one iteration of ``flow``, or inside another flow, add its calls to that flow."""
 
     def bare(self) -> Scope:
-        """Return the scope for stages that are called outside any flow."""
+        """Return the scope for stages called outside of flows."""
 
 
 @dataclass(frozen=True)
 class Engines:
-    """Functions that load the interpreter and the tracer of flows.
+    """Functions that load the interpreter and the tracer of flows when first needed.
 
-    The interpreter and the tracer import this package, so this package cannot import them. `rlflow` registers
-    them here, and each is loaded at its first use.
+    Both import this package, so this package can't import them. Instead, `rlflow` registers them here.
     """
 
     interpreter: Callable[[], Interpreter]
@@ -92,15 +88,12 @@ _current: ContextVar[Scope | None] = ContextVar("scope", default=None)
 
 
 def current() -> Scope:
-    """Return the scope of the flow that is running; outside any flow, a scope that runs stages at once."""
+    """Return the scope of the running flow, or outside of flows, a scope that runs stages right away."""
     return _current.get() or engines().interpreter().bare()
 
 
 def entered(scope: Scope) -> AbstractContextManager[None]:
-    """Send the flow's calls inside the ``with`` block to this scope.
-
-    These are the calls of stages, `repeat`, `ask`, `choose` and `concat`.
-    """
+    """Send calls of stages, `repeat`, `ask`, `choose` and `concat` in the ``with`` block to this scope."""
     return with_value(_current, scope)
 
 
@@ -115,19 +108,19 @@ def with_value(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def number(name: str) -> Any:
-    """Return the scalar ``name`` that every batch of the running flow has, such as ``iteration``.
+    """Return a scalar that every batch of the running flow has, such as ``iteration``.
 
-    Returns None if there is no such scalar.
+    Returns None if there is no scalar called ``name``.
     """
     scope = _current.get()
     return scope.number(name) if scope is not None else None
 
 
 def batch_like(value: Any) -> bool:
-    """Return True if ``value`` is a batch, real or symbolic."""
+    """Return True if ``value`` is a real or symbolic batch."""
     return hasattr(type(value), "columns") and hasattr(type(value), "rename")
 
 
 def symbolic(value: Any) -> bool:
-    """Return True if ``value`` is a symbol: it stands for a value that is unknown while a flow is traced."""
+    """Return True if ``value`` is a symbol, which stands for an unknown value while a flow is traced."""
     return getattr(type(value), "symbolic", False) is True

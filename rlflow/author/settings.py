@@ -22,10 +22,9 @@ from rlflow.errors import Place, PlanError, Problem, listed, nearest
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a settings dataclass: its type, default, comment and place in the file.
+    """A field of a settings dataclass: its type, default, comment and place in the file.
 
-    ``comment`` is the comment at the end of the field's line, or else the comment lines directly above the
-    line.
+    ``comment`` is the comment at the end of the field's line, or otherwise the comment lines directly above.
     """
 
     name: str
@@ -40,7 +39,7 @@ _read: weakref.WeakKeyDictionary[type, dict[str, tuple[Place | None, str]]] = we
 
 
 def fields(settings: type) -> dict[str, Field]:
-    """Return name → field for a settings dataclass, in order."""
+    """Return the fields of a settings dataclass in order, as name → field."""
     comments = _comments(settings)
     hints = typing.get_type_hints(settings, include_extras=True)
     entries = {}
@@ -54,7 +53,7 @@ def fields(settings: type) -> dict[str, Field]:
 
 
 def _comments(settings: type) -> dict[str, tuple[Place | None, str]]:
-    """Return the place and the comment of each field by name, including fields of base classes."""
+    """Return each field's place and comment, by name. Fields of base classes are included."""
     comments: dict[str, tuple[Place | None, str]] = {}
     for owner in reversed(settings.__mro__):
         if dataclasses.is_dataclass(owner):
@@ -96,9 +95,9 @@ def _own_comments(settings: type) -> dict[str, tuple[Place | None, str]]:
 
 
 def override_flow(settings: Any, changes: Mapping[str, Any]) -> Any:
-    """Return a copy of a flow's settings with ``changes`` applied, as ``override`` does.
+    """Like ``override``, for the settings of a flow.
 
-    A non-finite number is refused, unless the declared default of the setting is also non-finite.
+    Non-finite numbers are refused, unless the setting's own default is non-finite.
     """
     return override(settings, changes, "hp.", finite=True)
 
@@ -108,9 +107,9 @@ def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: boo
 
     Text is parsed, and ranges are checked.
 
-    prefix: text before the names of settings in messages. finite: if True, a non-finite number is refused,
-    unless the declared default of the setting is also non-finite. Raises one PlanError for all unknown names
-    and unsuitable values.
+    prefix: what messages put before the names of settings. finite: refuse non-finite numbers, unless the
+    setting's own default is non-finite. All unknown names and unsuitable values are raised together, as one
+    PlanError.
     """
     known = fields(type(settings))
     problems = [_unknown(name, known, prefix) for name in changes if name not in known]
@@ -154,7 +153,7 @@ def override(settings: Any, changes: Mapping[str, Any], prefix: str, finite: boo
 
 
 def _infinite(value: Any) -> bool:
-    """Return True if ``value`` is a non-finite number or contains one."""
+    """Return True if ``value`` is or contains a non-finite number."""
     return (
         any(map(_infinite, value))
         if isinstance(value, tuple | list)
@@ -177,7 +176,7 @@ def _unknown(name: str, known: Mapping[str, Field], prefix: str) -> Problem:
 def parse(type_: Any, value: Any) -> Any:
     """Convert ``value``, which may be text, to the annotated type.
 
-    Raises ValueError with the expected type and range.
+    If that's impossible, raises ValueError with the expected type and range.
     """
     from pydantic import ValidationError
     from pydantic.errors import PydanticSchemaGenerationError
@@ -214,7 +213,7 @@ def _optional(type_: Any) -> bool:
 
 
 def described(type_: Any) -> str:
-    """Return a type and its range in words, such as ``float > 0``."""
+    """Describe a type and its range, for example ``float > 0``."""
     if typing.get_origin(type_) is typing.Annotated:
         base, *limits = typing.get_args(type_)
         signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
@@ -237,9 +236,10 @@ def _limits(limit: Any) -> Iterator[tuple[str, Any]]:
 
 
 def variants(settings: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (change, changed settings) for each possible change of one setting.
+    """Yield (change, changed settings) for each way to change a single setting.
 
-    A boolean is flipped. A ``Literal`` gets each of its other values. A number gets 0 if its range allows 0.
+    Booleans are flipped, a ``Literal`` takes each of its other values, and numbers become 0 if their range
+    allows it.
     """
     if settings is None:
         return

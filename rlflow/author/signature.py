@@ -16,10 +16,10 @@ REQUIRED = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class ColumnParameter:
-    """A positional parameter of a stage or loss, which names the column that the function reads.
+    """A positional parameter of a stage or loss. Its name is the column that the function reads.
 
-    ``kind`` is the kind that the function expects; None allows any kind. ``optional``: the batch may lack the
-    column.
+    ``kind`` is the kind that the function expects, or None for any. If ``optional``, the batch doesn't have
+    to have the column.
     """
 
     name: str
@@ -42,10 +42,10 @@ class Signature:
         return tuple(column.name for column in self.columns)
 
     def takes_float(self, setting: str) -> bool:
-        """Return True if any float is a valid value of the setting.
+        """Return True if the setting accepts any float.
 
-        This depends on the annotation, or on the default if there is no annotation. If there is no default,
-        or if it is None, any float is valid.
+        This is decided by its annotation, or if there is none, by its default. A setting with neither, or
+        with the default None, accepts any float.
         """
         if setting in self.types:
             return float in _parts(self.types[setting])
@@ -54,9 +54,9 @@ class Signature:
 
 
 def read(function: Callable[..., Any], skip: int = 0) -> Signature:
-    """Return the columns and settings that a function takes, without its first ``skip`` parameters.
+    """Return the columns and settings that a function takes, ignoring its first ``skip`` parameters.
 
-    Raises TypeError if the function takes ``*args``.
+    Raises TypeError if it takes ``*args``.
     """
     parameters = list(inspect.signature(function).parameters.values())
     hints = _hints(function)
@@ -79,7 +79,7 @@ def read(function: Callable[..., Any], skip: int = 0) -> Signature:
 
 
 def _parts(hint: Any) -> set[Any]:
-    """Return the types that an annotation allows: the members of a union, without ranges."""
+    """Return the types that an annotation allows, taking unions apart and ignoring ranges."""
     if typing.get_origin(hint) is typing.Annotated:
         return _parts(typing.get_args(hint)[0])
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:

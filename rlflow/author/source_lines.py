@@ -1,4 +1,4 @@
-"""Source lines of calls and definitions in user code, and digests of functions."""
+"""Where calls and definitions are in user code, and digests of functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def call_place() -> Place | None:
-    """Return the line of user code that made the current call; None if no user code is on the call stack."""
+    """Return the line of user code that led to this call, or None if there is no user code on the stack."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and not _is_user_code(frame):
         frame = frame.f_back
@@ -31,7 +31,7 @@ def call_place() -> Place | None:
 
 
 def _is_user_code(frame: types.FrameType) -> bool:
-    """Return True if a frame runs user code, not rlflow or a library that rlflow called."""
+    """Return True if a frame runs user code rather than rlflow or a library that rlflow called."""
     name, path = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
     if name.partition(".")[0] in ("rlflow", "torch", "numpy", "typer", "click"):
         return name.startswith("rlflow.algorithms.")
@@ -44,7 +44,7 @@ def _lines(code: types.CodeType) -> list[int | None]:
 
 
 def definition_place(function: Callable[..., Any]) -> Place:
-    """Return the file and line of a function's ``def``, or of its first decorator."""
+    """Return the file and line of a function's ``def``, or of its first decorator if it has one."""
     code = inspect.unwrap(function).__code__
     return Place(code.co_filename, code.co_firstlineno)
 
@@ -53,8 +53,8 @@ def definition_place(function: Callable[..., Any]) -> Place:
 def digest(function: Callable[..., Any]) -> str:
     """Return 12 hex digits that identify what a function computes.
 
-    The digest covers the function's code without comments and docstrings, its defaults, and the functions,
-    classes and constants of its file that it uses. Equal functions in two files have equal digests.
+    They depend on its code without comments and docstrings, on its defaults, and on the functions, classes
+    and constants that it uses from its own file. Equal functions in different files have equal digests.
     """
     parts = sorted(set(_meaning(cast("types.FunctionType", inspect.unwrap(function)), set())))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
@@ -80,9 +80,9 @@ def _meaning(function: types.FunctionType, visited: set[int]) -> Iterator[str]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return the function inside a stage, a loss or a cached function; return other values unchanged.
+    """Return the function inside a stage, a loss or a cached function, or any other value as is.
 
-    Reads only ``__dict__``, so no code of dynamic attributes runs.
+    Only ``__dict__`` is read, so this never runs the code of dynamic attributes.
     """
     while "__wrapped__" in (own := getattr(value, "__dict__", {})):
         value = own["__wrapped__"]
@@ -90,9 +90,9 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _names(function: types.FunctionType) -> dict[str, Any]:
-    """Return name → value for the globals and captured variables that a function uses.
+    """Return the globals and captured variables that a function uses, as name → value.
 
-    Functions inside the function count too.
+    Those used by functions nested inside it are included.
     """
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     captured = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -108,7 +108,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _constant(value: Any) -> str | None:
-    """Return a plain value as text that is equal in every process; None for other values."""
+    """Return a plain value as text that is the same in every process, or None for other values."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, dict):

@@ -1,7 +1,6 @@
 """``@stage``: a function of columns with a dispatch mode.
 
-If a stage is called with a batch, it returns a batch. If it is called with tensors, it runs as a plain
-function.
+Called with a batch, a stage returns a batch. Called with tensors, it is just the plain function.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Gives = str | tuple[str, ...] | Mapping[str, Kind | None]
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A stage of an algorithm, as ``@stage`` returns it."""
+    """The result of ``@stage``."""
 
     function: Callable[..., Any]
     gives: dict[str, Kind | None]  # column → its kind; None: the kind of the returned values
@@ -39,10 +38,10 @@ class Stage:
         )
 
     def __call__(self, *arguments: Any, gives: str | tuple[str, ...] | None = None, **settings: Any) -> Any:
-        """Call the stage on a batch and return a batch of the columns that the stage gives.
+        """Call the stage on a batch, and return a batch of the columns that it computes.
 
-        ``gives``: new names for these columns, in order. If the first argument is not a batch, the plain
-        function is called with the arguments.
+        ``gives``: new names for these columns, in order. If the first argument isn't a batch, this just calls
+        the plain function.
         """
         if len(arguments) == 1 and batch_like(arguments[0]):
             from rlflow.author.scope import current
@@ -81,12 +80,12 @@ class Stage:
 
     @property
     def digest(self) -> str:
-        """A digest of the source of the stage's function and of the functions that it uses."""
+        """Identifies the code of the stage's function and of the functions that it uses."""
         return source_lines.digest(self.function)
 
     @property
     def draws(self) -> bool:
-        """True if the stage draws random numbers, which is the case if it has the parameter ``generator``."""
+        """True if the stage draws random numbers, that is, if it has the parameter ``generator``."""
         return "generator" in self.signature.settings
 
 
@@ -115,16 +114,16 @@ def stage(
 ) -> Any:
     """Make a stage from a function of columns.
 
-    gives: the columns that the function returns: names of standard columns, or name → kind, such as
-    ``row(torch.float32)``.
+    gives: the columns that the function returns, as names of standard columns or as name → kind, with kinds
+    such as ``row(torch.float32)``.
 
-    dispatch: DP_COMPUTE, ALL or RANK0.
+    dispatch: DP_COMPUTE, ALL, RANK0 or a registered mode.
 
-    on: the role whose Trainer is the function's first parameter.
+    on: a role, whose Trainer is passed as the function's first parameter.
 
     rows="group": each call gets only complete groups, whose rows are adjacent.
 
-    timeout: the maximum duration of a call in seconds.
+    timeout: how many seconds a call may take.
 
     pure=False: the stage has side effects, so it is never retried.
 
@@ -149,9 +148,9 @@ def stage(
 
 
 def given_kinds(gives: Gives) -> dict[str, Kind | None]:
-    """Return name → kind for the columns that a stage gives.
+    """Return the columns that a stage returns, as name → kind.
 
-    If only a name is given, its kind is the standard kind, or None if the column is not a standard column.
+    A column given only by name has its standard kind, or None if it isn't a standard column.
     """
     if isinstance(gives, Mapping):
         return checked_kinds("@stage(gives=…)", gives)

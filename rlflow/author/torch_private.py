@@ -1,6 +1,6 @@
-"""The private parts of PyTorch that rlflow uses. Nothing else in rlflow or its backends names a private part.
+"""The private parts of PyTorch that rlflow and its backends use. They are used nowhere else.
 
-`tests/author/test_torch_private.py` fails if a release of PyTorch changes a part.
+`tests/author/test_torch_private.py` fails if a PyTorch release changes one of them.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ __all__ = ["TorchDispatchMode"]  # a context in which an object sees every opera
 
 
 def lazy_clone(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor whose memory torch copies at the first write."""
+    """Return a copy of a tensor that shares its memory until the first write."""
     return torch._lazy_clone(tensor)
 
 
 def storage_address(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage, without copying copy-on-write memory."""
+    """Return the address of a tensor's storage, without triggering a copy of copy-on-write memory."""
     address: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
     return address
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return a number that tensors with the same storage share. Works for meta tensors too.
+    """Return a number that is the same for all tensors sharing a storage, even for meta tensors.
 
-    Valid as long as one of the tensors exists.
+    It is valid as long as one of these tensors exists.
     """
     key: int = tensor.untyped_storage()._cdata
     return key
 
 
 def copy_all(into: Sequence[Tensor], out_of: Sequence[Tensor]) -> None:
-    """Copy each source into its destination, converted to the destination's dtype."""
+    """Copy each source to its destination, converting it to the destination's dtype."""
     torch._foreach_copy_(list(into), list(out_of))
 
 
@@ -56,15 +56,12 @@ def largest_of_each(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def replace_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a tensor in the place of a module's parameter.
-
-    ``Module.__setattr__`` accepts only parameters.
-    """
+    """Replace a module's parameter with a plain tensor, which ``Module.__setattr__`` would reject."""
     module._parameters[name] = tensor  # type: ignore[assignment]
 
 
 def change_tensors(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Replace all parameters and buffers of a module by what ``change`` returns for them."""
+    """Replace each parameter and buffer of a module with what ``change`` returns for it."""
     module._apply(change)  # type: ignore[no-untyped-call]
 
 
@@ -98,8 +95,10 @@ def own_shard(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> tup
 
 
 def flash_for_cpu() -> tuple[Any, Any]:
-    """Return the forward and the backward operation of flash attention on CPUs, which also give and take the
-    logarithms of the softmax sums."""
+    """Return the forward and backward operations of flash attention on CPUs.
+
+    They also return and take the logarithms of the softmax sums.
+    """
     operations: Any = torch.ops.aten
     return (
         operations._scaled_dot_product_flash_attention_for_cpu,
@@ -108,7 +107,7 @@ def flash_for_cpu() -> tuple[Any, Any]:
 
 
 def missing_compiler(device: str) -> str:
-    """Return the reason why torch cannot compile for this type of device (cpu or cuda); "" if it can."""
+    """Say why torch can't compile for this type of device (cpu or cuda). Returns "" if it can."""
     if device != "cpu":
         from torch.utils._triton import has_triton
 
@@ -123,13 +122,13 @@ def missing_compiler(device: str) -> str:
 
 
 def limit_graphs(count: int, in_all: int) -> None:
-    """Set the maximum number of graphs of one function, and of all of them, in this process."""
+    """Limit how many graphs are compiled in this process, per function and in total."""
     torch._dynamo.config.recompile_limit = count
     torch._dynamo.config.accumulated_recompile_limit = in_all
 
 
 def compile_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of torch's compilers and of g++."""
+    """Return the exceptions that torch's compilers and g++ can cause."""
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import CppCompileError
 

@@ -1,4 +1,4 @@
-"""``Turn``: what an environment returns for a turn of the model."""
+"""``Turn``, which an environment returns for each turn of the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Turn:
-    """What an environment returns for a turn: its answer, a reward, and whether the episode ends."""
+    """What an environment returns for a turn of the model: its answer, a reward, and whether to stop."""
 
     # text, which continues where the model stopped; or messages (``[{"role": …, "content": …}]``), which the
     # chat template renders as the next turn. An empty value ends the episode.

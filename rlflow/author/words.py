@@ -1,6 +1,6 @@
-"""Names of settings, columns and algorithms in TRL, verl and OpenRLHF, and rlflow's names for them.
+"""What TRL, verl and OpenRLHF call settings, columns and algorithms, and rlflow's names for them.
 
-If a user writes an unknown name, error messages suggest rlflow's name.
+Error messages use this to suggest a name when they meet an unknown one.
 """
 
 from __future__ import annotations
@@ -227,28 +227,22 @@ ALGORITHMS = {
 
 
 def column_meant(name: str, columns: Iterable[str]) -> str | None:
-    """Return the column that the author probably meant by ``name``; None if no name is close.
+    """Return the column that ``name`` probably means, or None if nothing is close.
 
-    Looks up other projects' names first, then names in ``columns`` with a similar spelling.
+    Names from other projects are tried first, then names in ``columns`` that are spelled similarly.
     """
     columns = list(columns)
     return known if (known := COLUMNS.get(name)) in columns else nearest(name, columns)
 
 
 def setting_meant(name: str, known: Iterable[str]) -> str | None:
-    """Return the setting that the author probably meant by ``name``; None if no name is close.
-
-    ``known``: valid names.
-    """
+    """Return the setting in ``known`` that ``name`` probably means, or None if nothing is close."""
     known = list(known)
     last = (flag.rpartition(".")[2] for flag in SETTINGS.get(name, ()))
     return next((each for each in last if each in known), None) or nearest(name, known)
 
 
 def algorithm_meant(name: str, known: Iterable[str]) -> str | None:
-    """Return the algorithm or file that the user probably meant by ``name``; None if no name is close.
-
-    ``known``: valid names.
-    """
+    """Return the algorithm or file in ``known`` that ``name`` probably means, or None if nothing is close."""
     known, word = list(known), name.lower().replace("-", "_")
     return ALGORITHMS[word] if ALGORITHMS.get(word) in known else nearest(name, known)

@@ -1,11 +1,10 @@
 """The arithmetic that algorithms share, written as in the papers.
 
-This package has functions of tensors, and stages made from them: advantages, divergences, clipped gains,
-importance weights and group statistics. Losses and settings are in the file of each algorithm in
-`algorithms/`.
+There are functions of tensors, and stages built from them: advantages, divergences, clipped gains, importance
+weights and group statistics. Losses and settings are in each algorithm's own file in `algorithms/`.
 
-Masks are bool [rows, T]. Masked-out entries are replaced with ``torch.where``, never multiplied by 0, so that
-NaN in padding has no effect.
+Masks are bool [rows, T]. Masked-out entries are replaced with ``torch.where`` instead of being multiplied by
+0, so NaN in the padding has no effect.
 """
 
 from rlflow.author.functional.credit import gae, place_last, reward_to_go

@@ -9,9 +9,9 @@ from rlflow.author.stage import stage
 
 
 def place_last(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return token rewards [rows, T]: each row's score at the last True of its mask, 0 elsewhere.
+    """Place each row's score on the last token under the mask, and 0 on all other tokens: [rows, T].
 
-    scores: [rows]. mask: bool [rows, T]. A row without a True gets only zeros.
+    scores: [rows]. mask: bool [rows, T]. Rows with an empty mask get only zeros.
     """
     places = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, places, -1).amax(1, keepdim=True) if mask.shape[1] else places[None]
@@ -21,10 +21,9 @@ def place_last(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """Return each token's discounted sum of its own and later rewards, [rows, T]; 0 outside the mask.
+    """Sum each token's own and later rewards, discounted by ``gamma``: [rows, T], 0 outside the mask.
 
-    rewards and mask are [rows, T]. Only tokens under the mask count as steps, so a masked-out token adds no
-    discount.
+    rewards and mask are [rows, T]. Masked-out tokens aren't steps, so they add no discount.
     """
     returns, ahead = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
@@ -35,10 +34,10 @@ def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
 
 @stage(gives=("advantages", "returns"))
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Return (advantages, returns) of generalised advantage estimation, both [rows, T].
+    """Return the advantages and returns of generalised advantage estimation, both [rows, T].
 
-    rewards, values and mask are [rows, T]. returns = advantages + values. Masked-out tokens, such as tool
-    output, are not steps: the advantage and the next value pass over them without a discount.
+    rewards, values and mask are [rows, T]. The returns are advantages + values. Masked-out tokens, such as a
+    tool's output, aren't steps: advantages and values carry across them without a discount.
 
     Source: Schulman et al. 2016, eq. 16.
     """

@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
-    """Estimate KL(policy, reference) per token in nats, [rows, T], from tokens that the policy sampled.
+    """Estimate KL(policy, reference) per token in nats, [rows, T], from tokens sampled by the policy.
 
     With r = exp(ref_logprobs - logprobs): k1 = -log r; k2 = (log r)² / 2; k3 = r - 1 - log r (Schulman,
-    "Approximating KL divergence"). Use k1 in the reward. In a loss, the gradient of k1 is 0 in expectation,
-    the gradient of k2 is the gradient of the KL if the policy sampled the tokens, and the gradient of k3 is
-    that of the forward KL. Raises ValueError for another estimator.
+    "Approximating KL divergence"). Use k1 in rewards. In a loss, the expected gradient is 0 for k1, that of
+    the KL for k2 (if the policy sampled the tokens), and that of the forward KL for k3. Raises ValueError for
+    any other estimator.
     """
     log_ratio = ref_logprobs - logprobs
     if estimator == "k1":
@@ -32,12 +32,12 @@ def kl_penalty(
     ref_logprobs: Tensor,
     estimator: Literal["k2", "k3", "k3-weighted"],
 ) -> Tensor:
-    """Return the KL to the reference per token in nats, [rows, T], as a term of a loss.
+    """Return the KL to the reference per token in nats, [rows, T], for use in a loss.
 
-    The old policy sampled the tokens. The gradient of ``k2`` is the gradient of the KL while the policy
-    equals the old policy. The gradient of ``k3`` (used by GRPO) is that of the forward KL. The gradient of
-    ``k3-weighted``, which is k3 times the ratio policy / old, is the gradient of the KL for any policy
-    (DeepSeek-V3.2, 2025). Raises ValueError for k1, because its gradient is 0 in expectation.
+    The tokens were sampled by the old policy. ``k2`` has the gradient of the KL as long as the policy equals
+    the old one. ``k3`` (used by GRPO) has the gradient of the forward KL. ``k3-weighted``, which is k3 times
+    the ratio policy / old, has the gradient of the KL for any policy (DeepSeek-V3.2, 2025). Raises ValueError
+    for k1, whose expected gradient is 0.
     """
     if estimator == "k3-weighted":
         return (logprobs - old_logprobs).exp() * kl(logprobs, ref_logprobs, "k3")
@@ -52,12 +52,11 @@ def kl_penalty(
 
 
 def adapted_beta(beta: Tensor, observed: Tensor, *, target: float, rate: float) -> Tensor:
-    """Return the KL coefficient of the next iteration, 0-d.
+    """Return the KL coefficient for the next iteration, 0-d.
 
-    It is beta (1 + rate clip(observed / target - 1, -0.2, 0.2)).
-
-    beta: the current KL coefficient, 0-d. observed, target: the measured and the wanted KL of complete
-    responses, in nats. If observed is NaN, beta does not change. Source: Ziegler et al. 2019, section 2.2.
+    It is beta (1 + rate clip(observed / target - 1, -0.2, 0.2)), where beta (0-d) is the current coefficient,
+    and observed and target are the measured and intended KL of whole responses, in nats. If observed is NaN,
+    beta stays the same. Source: Ziegler et al. 2019, section 2.2.
     """
     error = torch.where(observed.isnan(), 0.0, observed / target - 1)
     return beta * (1 + rate * error.clamp(-0.2, 0.2))

@@ -1,7 +1,4 @@
-"""Gains: the quantities per token or response that a policy update maximises.
-
-Also the selection of tokens for an update.
-"""
+"""Gains: what a policy update maximises per token or response. Also selects tokens for an update."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ def clipped_gain(
 ) -> Tensor:
     """Return PPO's clipped gain min(ratio A, clip(ratio, 1 - low, 1 + high) A), [rows, T].
 
-    ratio and advantages (A) are [rows, T]. If ``dual`` is set, the gain of a token with a negative advantage
-    is at least dual A, however large its ratio is (Ye et al. 2020, eq. 5).
+    ratio and advantages (A) are [rows, T]. With ``dual``, the gain of a token with a negative advantage never
+    falls below dual A, however large its ratio (Ye et al. 2020, eq. 5).
 
     Source: Schulman et al. 2017, eq. 7.
     """
@@ -40,20 +37,18 @@ def geometric_gain(log_ratio: Tensor, advantages: Tensor, mask: Tensor, low: flo
 def token_covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """Return each token's (log-prob - mean log-prob) × (advantage - mean advantage), [rows, T].
 
-    The result is 0 outside the mask. logprobs, advantages and mask are [rows, T]. The means are over all
-    rows. The result shows how much an update on the token lowers the entropy (Cui et al. 2025, "The Entropy
-    Mechanism", eq. 8). Rows with a non-finite value do not count in the means, and their results are
-    non-finite.
+    This tells how much an update on the token lowers the entropy (Cui et al. 2025, "The Entropy Mechanism",
+    eq. 8). logprobs, advantages and mask are [rows, T], the means are over all rows, and the result is 0
+    outside the mask. Rows with a non-finite value are left out of the means and get non-finite results.
     """
     deviations = [torch.where(mask, x - masked_mean(x, mask), 0.0) for x in (logprobs, advantages)]
     return deviations[0] * deviations[1]
 
 
 def largest_tokens(x: Tensor, mask: Tensor, count: int) -> Tensor:
-    """Return bool [rows, T]: True at the ``count`` largest finite values of x under the mask.
+    """Mark the ``count`` largest finite values of x under the mask. Returns bool [rows, T].
 
-    If there are fewer than ``count`` such values, all of them get True. If values are equal, the earlier one
-    is chosen.
+    If there are fewer, all of them are marked. Among equal values, earlier ones come first.
     """
     places = (mask & x.isfinite()).flatten().nonzero()[:, 0]
     order = x.flatten()[places].argsort(descending=True, stable=True)[:count]
@@ -63,9 +58,9 @@ def largest_tokens(x: Tensor, mask: Tensor, count: int) -> Tensor:
 
 
 def drawn_tokens(mask: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return bool [rows, T]: True at ``count`` random tokens under the mask, drawn without replacement.
+    """Mark ``count`` tokens under the mask, drawn at random without replacement. Returns bool [rows, T].
 
-    If the mask has fewer than ``count`` tokens, all of them get True.
+    If there are fewer, all of them are marked.
     """
     chance = torch.zeros(mask.shape, dtype=torch.float64)
     # draws nothing for padding, so padding does not change the tokens drawn

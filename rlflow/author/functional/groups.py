@@ -1,4 +1,5 @@
-"""Statistics over the rows of a group. NaN is a missing value: it is skipped, and never counts as 0."""
+"""Statistics over the rows of a group. NaN means a missing value, which is skipped rather than counted as 0.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +17,11 @@ from rlflow.author.stage import stage
 def compare(scores: Tensor, group: Tensor, mask: Tensor, *, deviation: bool = True) -> Tensor:
     """Return GRPO's advantages [rows, T]: (score - group mean) / (group standard deviation + 1e-4).
 
-    scores and group are [rows]. Each token under the mask gets the advantage of its row; other tokens get 0
-    (Shao et al. 2024, section 4.1.2). With ``deviation=False``, the difference is not divided (Liu et al.
-    2025; Dr. GRPO).
+    scores and group are [rows]. Tokens under the mask get their row's advantage, and others get 0 (Shao et
+    al. 2024, section 4.1.2). With ``deviation=False``, there is no division (Liu et al. 2025; Dr. GRPO).
 
-    If all scores of a group are equal, its advantages are exactly 0. A row without a score (NaN) gets NaN, so
-    the update skips it.
+    If all scores of a group are equal, its advantages are exactly 0. A row without a score (NaN) gets NaN,
+    which makes the update skip it.
     """
     advantage = scores - group_mean(scores, group)
     if deviation:
@@ -33,13 +33,13 @@ def compare(scores: Tensor, group: Tensor, mask: Tensor, *, deviation: bool = Tr
 def pass_at_k(scores: Tensor, group: Tensor, mask: Tensor, *, k: int) -> Tensor:
     """Return advantages [rows, T] that maximise the expected best score of k responses.
 
-    For scores of 0 and 1, this is pass@k. Consider all choices of k - 1 other responses of the group. A
-    response's advantage is the mean, over these choices, of how much the response raises the best score.
-    Tokens outside the mask get 0. k times the mean over rows is an unbiased gradient (Walder and Karkhanis
-    2025, "Pass@K Policy Optimization").
+    If scores are 0 or 1, that's pass@k. A response's advantage is how much it raises the best score when
+    added to k - 1 other responses of its group, averaged over all choices of these. Tokens outside the mask
+    get 0. k times the mean over rows is an unbiased gradient (Walder and Karkhanis 2025, "Pass@K Policy
+    Optimization").
 
-    If a group has fewer than k scores, the only choice is all other responses. A row without a score (NaN) is
-    skipped. Raises ValueError for k below 2.
+    If a group has fewer than k scores, each response is compared with all the others. A row without a score
+    (NaN) is skipped. Raises ValueError if k is below 2.
     """
     if k < 2:
         raise ValueError(
@@ -53,10 +53,9 @@ def pass_at_k(scores: Tensor, group: Tensor, mask: Tensor, *, k: int) -> Tensor:
 
 
 def _added_to_best(scores: Tensor, k: int) -> Tensor:
-    """Return how much each of n scores raises the best score of k - 1 other scores, float64 [n].
+    """For each of n scores, return how much it raises the best of k - 1 others on average, float64 [n].
 
-    The result is the mean over all choices of the other scores. If there are fewer than k - 1 other scores,
-    the only choice is all of them.
+    The average is over all choices of k - 1 other scores, or just over all others if there are fewer.
     """
     n = len(scores)
     k = min(k, n)
@@ -73,7 +72,7 @@ def _added_to_best(scores: Tensor, k: int) -> Tensor:
 def group_mean(x: Tensor, group: Tensor) -> Tensor:
     """Return the mean of x over each row's group, [rows].
 
-    NaNs are skipped; a group with only NaNs gives NaN. The mean of equal values is exactly that value.
+    NaNs are skipped, and a group with nothing else gives NaN. The mean of equal values is exact.
     """
     return like(x, _means(_totals(x.double(), group)))
 
@@ -81,7 +80,7 @@ def group_mean(x: Tensor, group: Tensor) -> Tensor:
 def group_std(x: Tensor, group: Tensor) -> Tensor:
     """Return the standard deviation (divisor n - 1) of x over each row's group, [rows].
 
-    Groups of one row and groups of equal values give exactly 0. NaNs are skipped.
+    NaNs are skipped. It is exactly 0 for groups of one row and for groups of equal values.
     """
     totals = _totals(x.double(), group)
     squares = _totals((x.double() - _means(totals)).square(), group).total
@@ -90,9 +89,9 @@ def group_std(x: Tensor, group: Tensor) -> Tensor:
 
 
 def leave_one_out(x: Tensor, group: Tensor) -> Tensor:
-    """Return the mean of x over the other rows of each row's group, [rows] (Kool et al. 2019; RLOO).
+    """For each row, return the mean of x over the other rows of its group, [rows] (Kool et al. 2019; RLOO).
 
-    NaNs are skipped. A row without other rows gets NaN.
+    NaNs are skipped. If there are no other rows, the mean is NaN.
     """
     totals = _totals(x.double(), group)
     present = ~x.isnan()
@@ -106,7 +105,7 @@ def leave_one_out(x: Tensor, group: Tensor) -> Tensor:
 def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
     """Return sum(lengths x) / sum(lengths) over each row's group, [rows] (Hao et al. 2025; OPO).
 
-    NaN in x is skipped.
+    Rows where x is NaN are skipped.
     """
     there = torch.where(x.isnan(), 0, lengths).double()
     total, weight = _totals(torch.where(x.isnan(), 0.0, x.double()) * there, group), _totals(there, group)
@@ -152,9 +151,9 @@ def _means(totals: _Totals) -> Tensor:
 
 
 def _between(mean: Tensor, totals: _Totals) -> Tensor:
-    """Clamp each mean to the range of its group's values.
+    """Clamp each mean to the range of its group's values, so the mean of equal values is exact.
 
-    Then rounding cannot change the mean of equal values. NaN stays NaN.
+    NaN stays NaN.
     """
     low, high = totals.low[totals.slots], totals.high[totals.slots]
     return torch.where(mean.isnan(), mean, mean.clamp(low, high))

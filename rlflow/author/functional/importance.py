@@ -1,6 +1,6 @@
-"""Importance weights for tokens that a policy other than the trained one sampled.
+"""Importance weights, for training on tokens that were sampled by another policy.
 
-If a log-prob under the mask is missing (NaN), its weight is NaN.
+If a token under the mask lacks a log-prob (NaN), its weight is NaN.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Over = Literal["mean", "sum", "max", "token"]
 def importance_ratio(
     logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, ratio: Ratio = "token"
 ) -> Tensor:
-    """Return the importance ratio of each token, trainer / sampler, [rows, T]; 1 outside the mask.
+    """Return each token's importance ratio trainer / sampler, [rows, T]; 1 outside the mask.
 
-    "token": exp(logprobs - sampled_logprobs). "sequence": each token gets the product of its response's token
-    ratios, which is unbiased, but further from 1 for longer responses. "geometric": each token gets the
-    geometric mean of its response's token ratios, which is biased, but does not grow with the length. Raises
-    ValueError for another ratio.
+    A "token" ratio is exp(logprobs - sampled_logprobs). With "sequence", every token gets the product of its
+    response's token ratios, which is unbiased but strays further from 1 as responses get longer. With
+    "geometric", it gets their geometric mean, which is biased but independent of the length. Raises
+    ValueError for any other ratio.
     """
     log_ratio = torch.where(mask, logprobs - sampled_logprobs, 0.0)
     if ratio == "token":
@@ -66,11 +66,11 @@ def masked_weights(
     high: float,
     ratio: Ratio = "token",
 ) -> Tensor:
-    """Return the importance ratio if it is within [low, high], else 0, [rows, T]; 1 outside the mask.
+    """Return the importance ratio where it is within [low, high], and 0 elsewhere: [rows, T].
 
-    ``ratio``: as in ``importance_ratio``; "sequence" and "geometric" drop complete responses. A token of
-    weight 0 adds no gradient, but still counts in the divisor of the loss. Source: IcePop (Ling Team 2025,
-    "Every Step Evolves").
+    Outside the mask, weights are 1. ``ratio`` is as in ``importance_ratio``; "sequence" and "geometric" drop
+    whole responses. A token of weight 0 adds no gradient, but still counts in the divisor of the loss.
+    Source: IcePop (Ling Team 2025, "Every Step Evolves").
     """
     weights = importance_ratio(logprobs, sampled_logprobs, mask, ratio)
     return torch.where(mask & ((weights < low) | (weights > high)), 0.0, weights)
@@ -87,12 +87,12 @@ def rejected_weights(
     estimator: Literal["k2", "k3"] = "k3",
     over: Over = "mean",
 ) -> Tensor:
-    """Return ``weights`` [rows, T] with 0 at responses whose estimated KL is above ``limit`` nats.
+    """Set ``weights`` [rows, T] to 0 for responses whose estimated KL is above ``limit`` nats.
 
-    All weights outside the mask are 1. If ``weights`` is None, all weights are 1. The KL is from the sampler
-    to the trainer. The KL of a response is the mean, sum or maximum (``over``) of its tokens' estimates. With
-    over="token", single tokens are dropped by their own estimate. The estimates are never negative, so they
-    cannot cancel out within a response, unlike the ratios of ``masked_weights``.
+    ``weights`` defaults to all 1. Weights outside the mask are always 1. The KL is from the sampler to the
+    trainer, and a response's KL is the mean, sum or maximum (``over``) of its tokens' estimates. With
+    over="token", each token is judged, and dropped, by its own estimate. Estimates are never negative, so
+    unlike the ratios of ``masked_weights`` they can't cancel out within a response.
 
     Sources: rejection sampling against drift (Liu et al. 2025, "When Speed Kills Stability"); estimators:
     Schulman, "Approximating KL divergence".
@@ -104,7 +104,7 @@ def rejected_weights(
 
 
 def _drift(estimates: Tensor, mask: Tensor, over: Over) -> Tensor:
-    """Combine the estimates as ``over`` says: return the KL per token [rows, T], or per response [rows, 1]."""
+    """Combine the estimates as ``over`` says, into a KL per token [rows, T] or per response [rows, 1]."""
     if over == "token":
         return estimates
     if over == "max":

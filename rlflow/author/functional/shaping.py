@@ -1,4 +1,4 @@
-"""Changes of scores that depend on how a response ended."""
+"""Score adjustments based on how a response ended."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlflow.author.stage import stage
 
 @stage(gives="scores")
 def stop_penalty(scores: Tensor, finish: Sequence[str], *, coef: float) -> Tensor:
-    """Return scores [rows] with a penalty for responses that were cut at their maximum length.
+    """Penalise the scores [rows] of responses that were cut off at their maximum length.
 
-    finish: how each response ended. If coef is from 0 to 1, the score of a cut response is multiplied by
-    coef, so a negative score rises. If coef is below 0, the score of a cut response becomes coef. Other
-    responses keep their scores, and a missing score (NaN) stays missing. Raises ValueError for coef above 1.
+    finish: how each response ended. A coef between 0 and 1 multiplies the score of a cut-off response, so a
+    negative score rises. A coef below 0 replaces it. Other scores don't change, and missing ones (NaN) stay
+    missing. Raises ValueError if coef is above 1.
 
     Source: OpenRLHF's ``stop_properly_penalty_coef``; ProRL.
     """

@@ -7,20 +7,20 @@ from torch import Tensor
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of x under mask, 0-d, computed in float64. x and mask are [rows, T].
+    """Return the mean of x under the mask, 0-d, computed in float64. x and mask are [rows, T].
 
-    Rows with a non-finite value under the mask are skipped. If no row remains, the mean is 0.
+    Rows with a non-finite value under the mask are skipped. If no rows are left, the mean is 0.
     """
     finite, inside = _finite(x.double(), mask)
     return like(x, finite.sum() / inside.sum().clamp(min=1))
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """Return (x - mean) / sqrt(variance + 1e-8), [rows, T], with the statistics of all tokens under the mask.
+    """Return (x - mean) / sqrt(variance + 1e-8), [rows, T], using statistics of all tokens under the mask.
 
-    The variance is unbiased; both statistics are computed in float64. Rows with a non-finite value under the
-    mask do not count in the statistics, and their results are non-finite. If the mask has a single True, the
-    result is 0.
+    The variance is unbiased, and both statistics are computed in float64. Rows with a non-finite value under
+    the mask are left out of the statistics and get non-finite results. If there is only one token under the
+    mask, it gets 0.
     """
     finite, inside = _finite(x.double(), mask)
     count = inside.sum()
@@ -41,12 +41,13 @@ def row_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _finite(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x with 0 outside the mask and in rows with non-finite values, and the mask without these rows."""
+    """Zero x outside the mask and in rows with non-finite values. Also returns the mask without these rows.
+    """
     bad = (mask & ~x.isfinite()).any(-1, keepdim=True)
     inside = mask & ~bad
     return torch.where(inside, x, 0.0), inside
 
 
 def like(x: Tensor, result: Tensor) -> Tensor:
-    """Return ``result`` in the dtype of x, or in float32 if x is not a float tensor."""
+    """Convert ``result`` to the dtype of x, or to float32 if x doesn't hold floats."""
     return result.to(x.dtype if x.is_floating_point() else torch.float32)
