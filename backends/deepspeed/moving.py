@@ -13,9 +13,12 @@ from rlflow.backends.local.network import Network
 
 
 def held(part: str, network: Network, optimizer: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a part (weights, gradient or optimizer) that this rank has in memory. optimizer:
-    DeepSpeed's optimizer; None for a frozen model. Some of these tensors are views of DeepSpeed's flat
-    buffers, so moving a buffer also moves its views."""
+    """Yield the tensors of one part of the model (weights, gradient or optimizer) that are in this rank's
+    memory.
+
+    optimizer: DeepSpeed's optimizer, or None for a frozen model. Some of the tensors are views of DeepSpeed's
+    flat buffers and move along with them.
+    """
     if part == "weights":
         yield from (tensor.ds_tensor if is_cut(tensor) else tensor for tensor in network.held())
     elif optimizer is not None and part == "gradient":
@@ -31,7 +34,7 @@ def held(part: str, network: Network, optimizer: Any) -> Iterator[Tensor]:
 
 
 def move_rest(network: Network, device: torch.device) -> None:
-    """Move buffers and frozen weights to ``device``, because DeepSpeed's optimizer does not move them."""
+    """Move buffers and frozen weights to ``device``. DeepSpeed's optimizer doesn't do this."""
     for tensor in [
         *network.module.parameters(),
         *network.module.buffers(),

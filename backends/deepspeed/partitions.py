@@ -1,8 +1,8 @@
-"""Find, gather and divide parameters and optimizer state under ZeRO.
+"""Find, gather and split parameters and optimizer state under ZeRO.
 
-Under stage 3, each parameter is flattened and divided into equal parts, one per rank. Part r starts at
-element r · ceil(size / ranks), and the last parts are padded. Under stages 1 and 2, each rank holds complete
-parameters. Only the optimizer state is divided, as one flat tensor for all parameters.
+Under stage 3, each parameter is flattened and split into equal parts, one per rank. Part r starts at element
+r · ceil(size / ranks), and the last parts are padded. Under stages 1 and 2, each rank holds complete
+parameters, and only the optimizer state is split, as one flat tensor for all parameters.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Return True if each rank holds only a part of the tensor."""
+    """Return True if this rank holds only part of the tensor."""
     return hasattr(tensor, "ds_tensor")
 
 
 def shape(tensor: Any) -> torch.Size:
-    """Return the complete shape of a tensor, even if this rank holds only a part of it."""
+    """Return the full shape of a tensor, even if this rank holds only part of it."""
     return tensor.ds_shape if is_cut(tensor) else tensor.shape
 
 
 def part(tensor: Any) -> tuple[Tensor, int]:
-    """Return this rank's part of a parameter, and the number of its first element in the flattened parameter.
-    The part is flat, without padding, and not a copy."""
+    """Return a view of this rank's part of a parameter, flat and without padding, and the index of its first
+    element in the flattened parameter."""
     if not is_cut(tensor):
         return tensor.detach().reshape(-1), 0
     partition = tensor.ds_tensor
@@ -39,7 +39,7 @@ def part(tensor: Any) -> tuple[Tensor, int]:
 
 
 def whole(tensor: Any) -> Tensor:
-    """Return the complete parameter, gathered if it is divided among the ranks. Every rank must call this."""
+    """Return the complete parameter, gathering it if it is split. Every rank must call this."""
     if not is_cut(tensor):
         return tensor.detach()
     partition = tensor.ds_tensor
@@ -51,7 +51,7 @@ def whole(tensor: Any) -> Tensor:
 @torch.no_grad()
 def put(tensor: Any, value: Tensor) -> None:
     """Write the complete ``value`` into a frozen weight, or into the model's copy of a trained weight. Each
-    rank writes its own part."""
+    rank writes only its own part."""
     if not is_cut(tensor):
         tensor.copy_(value)
         return
@@ -66,8 +66,7 @@ def moment(parameter: Any, name: str) -> Tensor:
 
 
 def put_learning(parameter: Any, value: Tensor) -> None:
-    """Write the complete ``value`` into a trained parameter: into the model's copy and the optimizer's
-    copy."""
+    """Write the complete ``value`` into a trained parameter, both in the model and in the optimizer."""
     put(parameter, value)
     value = value.to(parameter.device, torch.float32)
     if is_cut(parameter):
@@ -77,8 +76,8 @@ def put_learning(parameter: Any, value: Tensor) -> None:
 
 
 def put_moment(parameter: Any, name: str, value: Tensor) -> None:
-    """Write this rank's part of the complete ``value`` into the AdamW moment ``name`` (``exp_avg`` or
-    ``exp_avg_sq``) of a parameter."""
+    """Set the AdamW moment ``name`` (``exp_avg`` or ``exp_avg_sq``) of a parameter from the complete
+    ``value``. Each rank writes only its own part."""
     value = value.to(parameter.device, torch.float32)
     if is_cut(parameter):
         _fragments().safe_set_local_optimizer_state(parameter, _padded(parameter, value), name)
@@ -87,7 +86,7 @@ def put_moment(parameter: Any, name: str, value: Tensor) -> None:
 
 
 def _padded(parameter: Any, value: Tensor) -> Tensor:
-    """Return this rank's part of the complete ``value``, flat and padded with zeros to the size of a part."""
+    """Return this rank's part of the complete ``value``, flat and zero-padded to the size of a part."""
     size = parameter.ds_tensor.ds_numel
     start = min(dist.get_rank() * size, value.numel())
     own = value.reshape(-1)[start : start + size]
@@ -95,8 +94,7 @@ def _padded(parameter: Any, value: Tensor) -> Tensor:
 
 
 def flats(optimizer: Any) -> list[Tensor]:
-    """Return the tensors that AdamW updates. There is one flat tensor per parameter group, with this rank's
-    part of the group."""
+    """Return the flat tensors that AdamW updates: this rank's part of each parameter group."""
     groups = getattr(optimizer, "fp32_partitioned_groups_flat", None)
     return groups if groups is not None else optimizer.single_partition_of_fp32_groups
 
@@ -106,8 +104,10 @@ def _fragments() -> Any:
 
 
 def link_moments(optimizer: Any) -> None:
-    """Make DeepSpeed look up the moments of each parameter again under stages 1 and 2. DeepSpeed itself does
-    this only once, and only if the first parameter group has moments."""
+    """Make DeepSpeed look up each parameter's moments again under stages 1 and 2.
+
+    DeepSpeed looks them up only once, and only if the first parameter group has moments.
+    """
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         optimizer._hp_optimizer_states_linked = False
         if optimizer.optimizer.state:
@@ -115,20 +115,20 @@ def link_moments(optimizer: Any) -> None:
 
 
 class Parts:
-    """A stand-in for a module. Its ``state_dict().items()`` gathers one complete tensor at a time."""
+    """A stand-in for a module whose ``state_dict().items()`` gathers one complete tensor at a time."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
 
     def named_parameters(self) -> Any:
-        """Return the names and parameters of the module. Nothing is gathered."""
+        """Return the module's named parameters without gathering them."""
         return self.module.named_parameters()
 
     def state_dict(self) -> Parts:
-        """Return this object, which has ``items`` like a dict."""
+        """Return this object itself, which has ``items`` like a dict."""
         return self
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, complete tensor) for each tensor of the module. Every rank must iterate."""
+        """Yield (name, complete tensor) pairs for the module. Every rank must iterate to the end."""
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             yield name, whole(tensor)

@@ -1,4 +1,4 @@
-"""Start DeepSpeed in this process, without output and without compiling. It uses the pool's torch group."""
+"""Start DeepSpeed in this process with the pool's torch group, without any output or compilation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from rlflow.training.peers import BUCKET
 
 
 def start(device: str) -> Any:
-    """Import and prepare DeepSpeed, and return the package, ready for ``initialize``. If the process has no
-    torch group, it gets a group with one rank. Raises PlanError if DeepSpeed is not installed."""
+    """Import DeepSpeed and return the package, ready for ``initialize``.
+
+    If the process has no torch group, a group with a single rank is created. Raises PlanError if DeepSpeed
+    isn't installed.
+    """
     # otherwise DeepSpeed guesses and prints a line
     os.environ.setdefault("DS_ACCELERATOR", torch.device(device).type)
     package = require("deepspeed", extra="deepspeed", install=INSTALL["deepspeed"])
@@ -49,8 +52,8 @@ def _alone(device: str) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Return a context in which DeepSpeed prints no reports and no warning about optimizers other than its
-    own."""
+    """Silence DeepSpeed's reports, and its warning about optimizers other than its own, inside a ``with``
+    block."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -61,8 +64,8 @@ def quiet() -> Iterator[None]:
 
 
 def config(stage: int, settings: TrainerSettings) -> dict[str, Any]:
-    """Return DeepSpeed's configuration for a ZeRO stage. rlflow itself decides when an optimizer step ends,
-    after any number of micro-batches."""
+    """Return DeepSpeed's configuration for a ZeRO stage. An optimizer step may have any number of
+    micro-batches; rlflow decides when it ends."""
     elements = BUCKET // 4
     zero = {
         "stage": stage,
@@ -95,8 +98,10 @@ def engine(
     stage: int,
     settings: TrainerSettings,
 ) -> Any:
-    """Return DeepSpeed's engine for ``module``, whose weights are in host memory. Under stage 3, weights are
-    moved to the device one by one, and only this rank's part of each weight is kept."""
+    """Wrap ``module``, whose weights are in host memory, in a DeepSpeed engine.
+
+    Under stage 3, weights move to the device one at a time, and this rank keeps only its part of each.
+    """
     chosen = config(stage, settings)
     with quiet():
         if stage == 3:

@@ -1,4 +1,4 @@
-"""The DeepSpeed trainer: the local trainer with weights, gradients and optimizer state divided by ZeRO."""
+"""The DeepSpeed trainer: the local trainer, with weights, gradients and optimizer state split by ZeRO."""
 
 from __future__ import annotations
 
@@ -48,18 +48,19 @@ from rlflow.training.weight_sync.shards import TensorViews, pieces_of
 
 @dataclass(frozen=True)
 class TrainerSettings(LocalSettings):
-    """The options of the local trainer, and the ZeRO stage."""
+    """The local trainer's options, plus the ZeRO stage."""
 
     # divided among ranks: 1 optimizer state, 2 also gradients, 3 also weights; more saves memory
     zero: Annotated[int, Ge(1), Le(3)] = 3
 
     def __post_init__(self) -> None:
-        """Raise PlanError for an option of the local trainer that this trainer does not support."""
+        """Raise PlanError if an option of the local trainer isn't supported here."""
         refuse_compile(self, "deepspeed")
 
 
 class Computation(nn.Module):
-    """A module that runs the local trainer's computation. DeepSpeed gathers weights around its submodules."""
+    """Runs the local trainer's computation as a module, so that DeepSpeed gathers weights around its
+    submodules."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class Computation(nn.Module):
         self.compute = trainer.compute_whole
 
     def forward(self, *, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Return the columns in ``want`` for these rows. The arguments are keywords, because DeepSpeed
+        """Return the columns in ``want`` for these rows. Arguments are keyword-only because DeepSpeed
         searches positional arguments for tensors."""
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # the cache would keep all weights in bfloat16 during a pass
@@ -81,9 +82,11 @@ class Computation(nn.Module):
 
 
 class Reader(nn.Module):
-    """A module that contains all uses of the language-model head in one call. Ranks may use the head a
-    different number of times, but DeepSpeed must see the same calls on every rank. This module gathers the
-    head's weight once for the complete call."""
+    """Wraps every use of the language-model head in a single module call.
+
+    The number of times the head is used may differ between ranks, but DeepSpeed must see the same calls on
+    every rank. With this module, the head's weight is gathered once for the whole call.
+    """
 
     def forward(self, hidden: Tensor, *, read: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return ``read(hidden)``, computed while the head's weight is gathered."""
@@ -91,10 +94,10 @@ class Reader(nn.Module):
 
 
 class Trainer(local.Trainer):
-    """One rank of a trainer whose model is divided among several ranks.
+    """One rank of a trainer whose model is split across several ranks.
 
-    At first, each rank reads the complete folder into host memory. All ranks must make the same calls in the
-    same order, because most calls gather weights.
+    Each rank first reads the complete folder into host memory. Most calls gather weights, so all ranks must
+    make the same calls in the same order.
     """
 
     Settings = TrainerSettings
@@ -132,10 +135,10 @@ class Trainer(local.Trainer):
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
-        """Return the local trainer's capabilities, changed for ranks that share one model.
+        """Return the local trainer's capabilities, adjusted for ranks that share one model.
 
-        ZeRO stage 1 divides the optimizer state, stage 2 also the gradients, and stage 3 also the weights.
-        Stage 3 keeps a buffer for gradients. Under the other stages, gradients are in memory only during an
+        ZeRO stage 1 splits the optimizer state, stage 2 also the gradients, and stage 3 also the weights.
+        Stage 3 keeps a gradient buffer; under the other stages, gradients are in memory only during an
         update.
         """
         divided = (
@@ -158,8 +161,8 @@ class Trainer(local.Trainer):
     # --------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
-        """Return the result of the local trainer's ``forward``. After it, this rank keeps only its own part
-        of the weights."""
+        """Run the local trainer's ``forward``. Afterwards, this rank keeps only its own part of the
+        weights."""
         out = super().forward(batch, want)
         if self.settings.zero == 3:
             # drop weights that DeepSpeed prefetched for a backward pass
@@ -167,19 +170,19 @@ class Trainer(local.Trainer):
         return out
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """Return the result of ``forward``. No graph is kept, because a rank with a kept pass would run fewer
-        passes than the other ranks."""
+        """Run ``forward`` without keeping a graph. A rank that reused a kept pass would run fewer passes than
+        the other ranks."""
         return self.forward(batch, want)
 
     def backward(self, objective: Tensor) -> None:
-        """Backpropagate a scalar objective, summed over this rank's rows. The gradient is added to the
-        gradient of the current step."""
+        """Backpropagate a scalar objective, summed over this rank's rows, and add its gradient to that of the
+        current step."""
         # DeepSpeed takes the mean over ranks; a step needs the sum
         self.engine.backward(objective * self.peers.ranks, scale_wrt_gas=False)
 
     def step(self) -> OptimizerStep:
-        """Clip the gradient, take an optimizer step, and clear the gradient. If the gradient is not finite,
-        the weights are not changed."""
+        """Clip the gradient, take an optimizer step, and clear the gradient. If the gradient isn't finite,
+        the weights stay as they are."""
         lr = self.schedule.rate(self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -194,8 +197,11 @@ class Trainer(local.Trainer):
         return OptimizerStep(applied, float(self.engine.get_global_grad_norm()), lr)
 
     def compute_whole(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Return the quantities in ``want``: per-token quantities as a flat tensor [entries], scores as
-        [rows]. Each layer gathers its weights just before it runs."""
+        """Compute the quantities in ``want``: per-token quantities as a flat tensor [entries], scores as
+        [rows].
+
+        Each layer's weights are gathered just before it runs.
+        """
         return super()._compute(rows, want)
 
     def _compute(self, rows: Batch, want: tuple[Quantity, ...]) -> dict[str, Tensor]:
@@ -216,8 +222,8 @@ class Trainer(local.Trainer):
     # --------------------------------------------------------------------------------------------------------
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, parameter or buffer) for each tensor of the model without adapters. A
-        tied tensor comes once."""
+        """Yield (Hugging Face name, parameter or buffer) pairs without adapters. A tied tensor is yielded
+        only once."""
         self.network.check_awake()
         storages = set()
         for name, tensor in self.network.module.state_dict(keep_vars=True).items():
@@ -226,8 +232,10 @@ class Trainer(local.Trainer):
                 yield lora.plain(name), tensor
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, complete tensor) for each weight of the model, gathered one at a time. A
-        tied weight comes once. Every rank must iterate to the end."""
+        """Yield the model's weights as (Hugging Face name, complete tensor) pairs, gathering one at a time.
+
+        A tied weight is yielded only once. Every rank must iterate to the end.
+        """
         return self._weights()
 
     def _weights(self, precise: bool = False) -> Iterator[tuple[str, Tensor]]:
@@ -249,12 +257,14 @@ class Trainer(local.Trainer):
         return dist.get_rank() == 0
 
     def pieces(self) -> dict[str, TensorViews] | None:
-        """Return tensor name → views of the parts of ``weights`` that this rank holds. Nothing is gathered.
-        Returns None if there are adapters, because ``weights`` merges them into new tensors."""
+        """Return views of this rank's parts of ``weights``, by tensor name, without gathering anything.
+
+        Returns None if there are adapters, because ``weights`` then merges them into new tensors.
+        """
         return None if self.network.adapted else pieces_of(self._own())
 
     def _take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy ``tensors`` into the weights with the same names. Raises ValueError if a name is unknown, a
+        """Copy ``tensors`` into the weights of the same names. Raises ValueError if a name is unknown, a
         shape differs, or a weight is missing."""
         own = {
             lora.plain(name): tensor
@@ -282,8 +292,8 @@ class Trainer(local.Trainer):
     # --------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder with the same files as the local trainer. Every rank must call this;
-        the first rank writes."""
+        """Write a Hugging Face folder with the same files as the local trainer's. Every rank must call this,
+        but only the first one writes."""
         first = dist.get_rank() == 0
         weights = {name: tensor.cpu() for name, tensor in self._weights(precise=True) if first}
         head = (
@@ -299,7 +309,7 @@ class Trainer(local.Trainer):
         dist.barrier()
 
     def load(self, folder: Path) -> None:
-        """Load weights from a folder that ``save`` wrote. The optimizer is not changed."""
+        """Load weights from a folder written by ``save``. The optimizer stays as it is."""
         other = load_network(ModelSpec(folder, self.spec.head, self.spec.trained, "cpu", self.spec.dtype))
         self._take(other.tensors())
         self.base = None
@@ -311,11 +321,9 @@ class Trainer(local.Trainer):
                 self._change(parameter, other.head.state_dict()[name])
 
     def state(self) -> dict[str, Tensor]:
-        """Return the local trainer's ``state`` on the first rank, in host memory. On the other ranks, return
-        {}.
+        """Return the local trainer's ``state`` in host memory on the first rank, and {} on all others.
 
-        Names and shapes depend neither on the ZeRO stage nor on the number of ranks. Every rank must call
-        this.
+        Names and shapes don't depend on the ZeRO stage or the number of ranks. Every rank must call this.
         """
         first = dist.get_rank() == 0
         return {name: tensor.cpu() for name, tensor in self._state() if first}
@@ -336,10 +344,10 @@ class Trainer(local.Trainer):
                 yield f"{kind}/{name}", moment(parameter, kind)
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Load a state that ``state`` returned earlier. Every rank must get the complete state.
+        """Restore a state returned by ``state``. Every rank must be given the complete state.
 
-        The state may come from another ZeRO stage, from another number of ranks, or from the local trainer.
-        Raises PlanError if its adapters, or the base weights of its adapters, differ from this model's.
+        The state may come from another ZeRO stage, another number of ranks, or the local trainer. Raises
+        PlanError if its adapters, or the base weights they belong to, differ from this model's.
         """
         if self.network.adapted:
             self._check_adapters(state)
