@@ -1,11 +1,11 @@
-"""The fsdp backend, based on PyTorch's FSDP2: each rank of a pool keeps a shard of a Hugging Face model, of
-its gradient and of its optimizer state.
+"""The fsdp backend, built on PyTorch's FSDP2. Each rank of a pool keeps one shard of a Hugging Face model,
+its gradient and its optimizer state.
 
-Each layer is gathered for its forward and its backward pass. Embedding, final norm and language-model head
-are gathered together for the complete pass. With ``tensor_parallel``, adjacent ranks also divide the matrix
-products of each layer. The backend has a Trainer and no Generator. The arithmetic is the local backend's. In
-a process without a torch group, the trainer behaves like the local trainer, because there is nothing to
-shard.
+Each layer is gathered for its forward pass and again for its backward pass. The embedding, final norm and
+language-model head are gathered together for the entire pass. With ``tensor_parallel``, neighboring ranks
+also share the matrix products of each layer. The backend has a Trainer but no Generator. Its arithmetic is
+that of the local backend, and in a process without a torch group, where there's nothing to shard, it behaves
+like the local trainer.
 """
 
 from rlflow.backends.fsdp.trainer import Trainer

@@ -1,4 +1,4 @@
-"""Read weights from a model folder. Each rank reads only the part of each weight that it keeps."""
+"""Read weights from a model folder, so that each rank reads only the part of each weight that it keeps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from rlflow.training.protocols import ModelSpec
 def load_empty(
     kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any
 ) -> Any:
-    """Return a model whose parameters have no storage. Its buffers have storage.
+    """Return a model whose parameters have no storage (its buffers do).
 
-    In two cases, the complete model is returned, as by ``load_whole``: if the folder's safetensors lack
-    weights with the model's names and shapes (merged experts), or if the model cannot be constructed without
+    The complete model is returned instead, as by ``load_whole``, if the folder's safetensors don't have
+    weights with the model's names and shapes (merged experts), or if the model can't be constructed without
     its weights.
     """
     config = pretrained.read_config(Path(str(spec.folder)), **options)
@@ -56,16 +56,20 @@ def tied(tensors: dict[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
 
 
 class Files:
-    """The safetensors of a model folder. prefix: the name of the backbone, such as ``model``. The names in
-    the files may lack this prefix."""
+    """The safetensors of a model folder.
+
+    prefix: the name of the backbone, such as ``model``. Names in the files may come without it.
+    """
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder, self.prefix = folder, f"{prefix}."
         self.at = {name: folder / file for name, file in _where(folder).items()}
 
     def find(self, names: Iterable[str], tensor: Tensor) -> str | None:
-        """Return the name under which the files have this tensor: one of ``names``, with or without the
-        prefix, and with the tensor's shape. Returns None if there is none."""
+        """Return the name that the files use for this tensor, or None if they don't have it.
+
+        A match is one of ``names``, with or without the prefix, and has the tensor's shape.
+        """
         for name in names:
             for candidate in (name, name.removeprefix(self.prefix), self.prefix + name):
                 if candidate in self.at and self._shape(candidate) == list(tensor.shape):
@@ -77,8 +81,8 @@ class Files:
             return list(file.get_slice(name).get_shape())
 
     def read(self, names: Iterable[str], target: Tensor) -> None:
-        """Copy this rank's part of a weight from the files into ``target``. ``names``: the names of the
-        weight. If the files do not have it, it becomes zero."""
+        """Copy this rank's part of a weight, which may have several ``names``, from the files into
+        ``target``. If the files don't have the weight, fill ``target`` with zeros."""
         name, part = self.find(names, target), own(target)
         if name is None:
             part.zero_()
@@ -87,8 +91,10 @@ class Files:
                 part.copy_(file.get_slice(name)[box(target)])
 
     def whole(self, groups: Iterable[tuple[list[str], Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield (first name, complete tensor from the files) for each of ``groups`` (all names of a weight,
-        its tensor), one at a time. Raises KeyError if the files do not have a tensor."""
+        """Yield (first name, complete tensor) from the files, one tensor at a time.
+
+        groups: (all names of a weight, its tensor) pairs. Raises KeyError if the files don't have a tensor.
+        """
         for names, tensor in groups:
             name = self.find(names, tensor)
             if name is None:
@@ -98,7 +104,7 @@ class Files:
 
 
 def _where(folder: Path) -> dict[str, str]:
-    """Return weight name → file name. As in transformers, ``model.safetensors`` takes precedence over an
+    """Map each weight's name to its file. As in transformers, ``model.safetensors`` takes precedence over an
     index."""
     if (folder / "model.safetensors").is_file():
         with safe_open(folder / "model.safetensors", "pt") as file:
@@ -109,7 +115,7 @@ def _where(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _without_storage() -> Iterator[None]:
-    """Return a context in which the parameters of new modules are on the meta device. Buffers are not
+    """Create the parameters of new modules on the meta device inside a ``with`` block. Buffers aren't
     affected."""
     register = nn.Module.register_parameter
 

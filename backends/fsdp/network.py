@@ -1,4 +1,4 @@
-"""A Hugging Face model whose weights are divided among the ranks of a pool."""
+"""A Hugging Face model whose weights are split across the ranks of a pool."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ ADDED = "replicated_with_grad_allreduce"
 
 
 def parallelize(module: Any, mesh: DeviceMesh) -> list[str]:
-    """Divide the layers of ``module`` over the tensor-parallel ranks of ``mesh``, in place. Returns the names
-    of parameters whose gradients must still be summed over ``mesh``. Raises PlanError if the model has no
-    known tensor-parallel plan, or if it cannot be divided equally."""
+    """Split the layers of ``module`` across the tensor-parallel ranks of ``mesh``, in place.
+
+    Returns the names of parameters whose gradients still have to be summed over ``mesh``. Raises PlanError if
+    the model has no known tensor-parallel plan or can't be split evenly.
+    """
     config = module.config.get_text_config()
     plan = {
         name: style
@@ -58,8 +60,8 @@ def parallelize(module: Any, mesh: DeviceMesh) -> list[str]:
 
 
 def _vocabulary(module: Any, mesh: DeviceMesh) -> None:
-    """Divide the embedding and the language-model head over ``mesh``. If the vocabulary cannot be divided
-    equally, both stay complete."""
+    """Split the embedding and the language-model head across ``mesh``, unless the vocabulary doesn't divide
+    evenly."""
     embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight
     if embedding.weight.shape[0] % mesh.size():
@@ -97,8 +99,10 @@ T = TypeVar("T")
 
 
 class Root(nn.Module):
-    """A module that contains the model and its head. Its forward can run any computation. Around this
-    forward, FSDP2 gathers the weights that do not belong to a layer, so the computation can use them."""
+    """Holds the model and its head, and can run any computation as its forward pass.
+
+    FSDP2 gathers the weights outside the layers around this forward pass, so the computation can use them.
+    """
 
     def __init__(self, module: nn.Module, head: nn.Module | None) -> None:
         super().__init__()
@@ -110,9 +114,11 @@ class Root(nn.Module):
 
 
 class ShardedNetwork(Network):
-    """A network with divided weights, whose forward runs within ``root``. All ranks read and write its
-    tensors together, in the same order. added: the names of parameters whose gradients must be summed over
-    the tensor-parallel ranks."""
+    """A network with split weights, whose forward passes run inside ``root``.
+
+    All ranks must read and write its tensors together and in the same order. added: names of parameters whose
+    gradients must be summed over the tensor-parallel ranks.
+    """
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None, ranks: Ranks) -> None:
         super().__init__(module, kind, head)
@@ -140,7 +146,7 @@ class ShardedNetwork(Network):
         self.root.to(device)
 
     def save(self, folder: Path) -> None:
-        """Write the model folder. Every rank must call this; the first rank of the pool writes."""
+        """Write the model folder. Every rank must call this, but only the pool's first rank writes."""
         tensors = self.host(self.tensors(precise=True))
         head = self.host(
             (name, self.whole(x))
@@ -150,8 +156,8 @@ class ShardedNetwork(Network):
             self.write(folder, tensors, head)
 
     def host(self, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Return name → copy in host memory on the pool's first rank, and {} on the other ranks. Every rank
-        must call this."""
+        """Copy the tensors to host memory and return them by name on the pool's first rank, or {} on the
+        others. Every rank must call this."""
         copies = {}
         for name, tensor in tensors:
             if self.ranks.first:
@@ -160,12 +166,13 @@ class ShardedNetwork(Network):
         return copies
 
     def shard(self, low: bool) -> None:
-        """Shard the model in place over the data-parallel ranks. Each layer is sharded separately. The head
-        is also sharded separately, in its own precision. All other parameters are sharded together, with
-        ``root``. low: True to compute in bfloat16.
+        """Shard the model in place over the data-parallel ranks.
 
-        Gradients are summed over the ranks, not averaged, because the objective is already divided by the
-        totals of all ranks.
+        Each layer is sharded on its own, and so is the head, in its own precision. All other parameters are
+        sharded together with ``root``. With ``low``, the model computes in bfloat16.
+
+        Gradients are summed over the ranks rather than averaged, because the objective is already divided by
+        the totals of all ranks.
         """
         policy = (
             MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -185,8 +192,8 @@ class ShardedNetwork(Network):
 
     @torch.no_grad()
     def fill(self, spec: ModelSpec) -> None:
-        """Allocate the storage of parameters and read their weights from the folder. A weight that the folder
-        does not have belongs to a new head, and becomes zero."""
+        """Allocate the parameters and read their weights from the folder. A weight that isn't in the folder
+        belongs to a new head and is set to zero."""
         state = self.module.state_dict(keep_vars=True)
         empty = {lora.plain(name) for name, tensor in state.items() if tensor.is_meta}
         torch_private.change_tensors(
@@ -201,9 +208,11 @@ class ShardedNetwork(Network):
 
 
 def load_sharded(spec: ModelSpec, settings: TrainerSettings, ranks: Ranks) -> ShardedNetwork:
-    """Load the model of a role with divided weights, and return its network. The network gives the same
-    results as one from the local backend's ``load_network``. No rank ever holds all weights, except if
-    ``load_empty`` must load the complete model."""
+    """Load a role's model with its weights split across ranks, and return its network.
+
+    The network gives the same results as one from the local backend's ``load_network``. No rank ever holds
+    all the weights, unless ``load_empty`` has to load the complete model.
+    """
     module, head = parts(spec, settings, load_empty)
     network = ShardedNetwork(module, spec.head, head, ranks)
     network.hold_rotary(spec.longest)

@@ -1,5 +1,4 @@
-"""The mesh of a pool's ranks. Its outer dimension is data parallel, and its inner dimension is tensor
-parallel."""
+"""The mesh of a pool's ranks: data parallel in its outer dimension, tensor parallel in its inner one."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from rlflow.errors import PlanError
 
 @dataclass(frozen=True)
 class Ranks:
-    """The mesh of a pool's ranks, from the view of one rank."""
+    """The mesh of a pool's ranks, as seen from one of them."""
 
     data: DeviceMesh  # ranks with different rows
     tensor: DeviceMesh | None  # ranks that share a row's matrix products; None if each rank computes alone
@@ -27,9 +26,11 @@ class Ranks:
 
     @staticmethod
     def of(device: str, tensor_parallel: int) -> Ranks:
-        """Return the mesh over the ranks of torch's default group. With t = ``tensor_parallel``, the ranks
-        k·t to (k+1)·t - 1 process the same rows together. Raises PlanError if t does not divide the number of
-        ranks."""
+        """Arrange the ranks of torch's default group in a mesh.
+
+        With t = ``tensor_parallel``, ranks k·t to (k+1)·t - 1 process the same rows together. Raises
+        PlanError if the number of ranks isn't a multiple of t.
+        """
         ranks = dist.get_world_size()
         if ranks % tensor_parallel:
             raise PlanError.of(
@@ -45,7 +46,7 @@ class Ranks:
 
 @functools.lru_cache(maxsize=4)
 def _mesh(group: Any, device: str, data: int, tensor: int) -> DeviceMesh:
-    """Return the mesh, which all models of a process share, because every new mesh creates new process
+    """Return the mesh. It is cached for all models of a process, because every new mesh creates new process
     groups."""
     return init_device_mesh(device, (data, tensor), mesh_dim_names=("data", "tensor"))
 
@@ -61,12 +62,12 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def own(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor. The part is not a copy."""
+    """Return this rank's part of a tensor, without copying it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def box(tensor: Tensor) -> tuple[slice, ...]:
-    """Return this rank's part of a tensor as slices of the complete tensor."""
+    """Return the slices of the complete tensor that this rank holds."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     sizes, starts = torch_private.own_shard(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -74,7 +75,7 @@ def box(tensor: Tensor) -> tuple[slice, ...]:
 
 
 def copies(tensor: Tensor) -> int:
-    """Return the number of ranks of the default group that hold the same part of the tensor as this rank."""
+    """Return how many ranks of the default group, including this one, hold the same part of the tensor."""
     if not isinstance(tensor, DTensor):
         return dist.get_world_size()
     parts = [

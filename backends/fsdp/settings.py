@@ -1,4 +1,4 @@
-"""The options of the fsdp backend, which users set with ``--ROLE.NAME``."""
+"""Options of the fsdp backend, which users set with ``--ROLE.NAME``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlflow.errors import PlanError
 
 @dataclass(frozen=True)
 class TrainerSettings(local.TrainerSettings):
-    """The options of the local trainer, and how the model is divided among the ranks."""
+    """The local trainer's options, plus how the model is split across ranks."""
 
     # none keeps the complete model on each rank (data parallel): faster, if it fits
     shard: Literal["full", "none"] = "full"
@@ -21,7 +21,7 @@ class TrainerSettings(local.TrainerSettings):
     tensor_parallel: Annotated[int, Ge(1)] = 1
 
     def __post_init__(self) -> None:
-        """Raise PlanError for options that cannot be combined."""
+        """Raise PlanError if options can't be combined."""
         local.refuse_compile(self, "fsdp")
         if self.tensor_parallel > 1 and self.lora:
             raise PlanError.of(

@@ -1,5 +1,5 @@
-"""The fsdp trainer: the local trainer with weights, gradients and optimizer state divided among the ranks of
-a pool."""
+"""The fsdp trainer: the local trainer, with weights, gradients and optimizer state split across a pool's
+ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlflow.training.protocols import Capabilities, ModelSpec
 
 
 class Trainer(local.Trainer):
-    """A trainer whose model is divided over all ranks of torch's default group. Without a group, it behaves
+    """A trainer whose model is split across all ranks of torch's default group. Without a group, it behaves
     like the local trainer."""
 
     Settings = TrainerSettings
@@ -39,7 +39,7 @@ class Trainer(local.Trainer):
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
-        """Return the local trainer's capabilities, changed for ranks that share one model."""
+        """Return the local trainer's capabilities, adjusted for ranks that share one model."""
         full = settings.shard == "full"
         divided = ("weights", "adapters", "gradient", "optimizer") if full else ()
         return replace(
@@ -58,17 +58,19 @@ class Trainer(local.Trainer):
         )
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """Return the result of ``forward``. If the model is sharded, no graph is kept, because layers are
-        freed between passes."""
+        """Run ``forward``. A sharded model keeps no graph, because its layers are freed between passes."""
         return self.forward(batch, want) if self.ranks is not None else super().forward_ahead(batch, want)
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, DTensor or complete tensor) for each weight of the model without
-        adapters. The tensors are live, and nothing is gathered. A tied weight comes once."""
+        """Yield the model's weights without adapters as (Hugging Face name, DTensor or complete tensor)
+        pairs.
+
+        The tensors are live, and nothing is gathered. A tied weight is yielded only once.
+        """
         return ((names[0], tensor) for names, tensor in self.network.own())
 
     def save(self, folder: Path) -> None:
-        """Write the model folder. Every rank must call this; the first rank writes."""
+        """Write the model folder. Every rank must call this, but only the first one writes."""
         if not dist.is_initialized() or dist.get_rank() == 0:
             super().save(folder)
         elif self.ranks is not None:
@@ -81,7 +83,7 @@ class Trainer(local.Trainer):
         return not dist.is_initialized() or dist.get_rank() == 0
 
     def load(self, folder: Path) -> None:
-        """Load weights from a folder that ``save`` wrote. The optimizer is not changed."""
+        """Load weights from a folder written by ``save``. The optimizer stays as it is."""
         if self.ranks is None:
             return super().load(folder)
         files = Files(folder, self.network.module.base_model_prefix)
@@ -96,8 +98,8 @@ class Trainer(local.Trainer):
             self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the local trainer's ``state`` on the first rank, as complete tensors in host memory. On the
-        other ranks, return {}. Every rank must call this."""
+        """Return the local trainer's ``state`` on the first rank, as complete tensors in host memory, and {}
+        on all others. Every rank must call this."""
         return self.network.host(self._state()) if self.ranks is not None else super().state()
 
     def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
@@ -106,16 +108,19 @@ class Trainer(local.Trainer):
         return self.network.root(self._computed, rows, want)
 
     def _computed(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Return copies of the computed quantities. FSDP2 attaches hooks to the results, and a view could
-        lose its hook."""
+        """Return copies of the computed quantities, because FSDP2 attaches hooks to the results and a view
+        could lose its hook."""
         return {name: x.clone() for name, x in super()._compute(rows, want).items()}
 
     def _tensors(self, part: str) -> Iterator[Tensor]:
         return (own(tensor.detach()) for tensor in super()._tensors(part))
 
     def _clip(self, learning: list[torch.nn.Parameter]) -> float:
-        """Clip the gradients, which the backward passes have already summed, and return the norm before
-        clipping. If several ranks hold the same part of a gradient, the norm counts it once."""
+        """Clip the gradients and return their norm before clipping.
+
+        The backward passes have already summed the gradients over the ranks. Where several ranks hold the
+        same part of a gradient, the norm counts it once.
+        """
         if self.ranks is None:
             return super()._clip(learning)
         self._add_heads()
@@ -133,7 +138,7 @@ class Trainer(local.Trainer):
         return ((name, own(tensor)) for name, tensor in super()._learning())
 
     def _add_heads(self) -> None:
-        """Sum the gradients of the parameters ``added`` over the tensor-parallel ranks. Each rank has only
+        """Sum the gradients of the parameters in ``added`` over the tensor-parallel ranks. Each rank has only
         the gradient from its own attention heads."""
         named = dict(self.network.module.named_parameters())
         for parameter in (named[name] for name in self.network.added):
@@ -142,8 +147,8 @@ class Trainer(local.Trainer):
 
 
 def _ranks(spec: ModelSpec, settings: TrainerSettings) -> Ranks | None:
-    """Return the mesh of the ranks; None if every rank holds the complete model. Raises PlanError if
-    ``tensor_parallel`` needs a mesh but there is none."""
+    """Return the mesh of ranks, or None if every rank holds the complete model. Raises PlanError if
+    ``tensor_parallel`` needs a mesh and there is none."""
     alone = not dist.is_initialized()
     if settings.tensor_parallel > 1 and (alone or settings.shard == "none"):
         setting = "one process without a torch group" if alone else "--shard none"
