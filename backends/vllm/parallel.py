@@ -1,4 +1,4 @@
-"""The ranks that share an engine. Each rank is a process with a part of every weight."""
+"""The ranks that share an engine. Each is a process that holds a part of every weight."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ SHARED_MEMORY = "/dev/shm"
 
 @dataclass(frozen=True)
 class EngineRank:
-    """The place of this rank in its pool. The ranks from k·size to (k+1)·size - 1 share engine k, and hold
-    the parts of the model in this order. Engines are independent of each other."""
+    """This rank's place in its pool.
+
+    Ranks k·size to (k+1)·size - 1 share engine k and hold the parts of the model in this order. Engines are
+    independent of each other.
+    """
 
     rank: int  # of this process in its pool
     ranks: int  # of the pool
@@ -31,9 +34,11 @@ class EngineRank:
 
     @staticmethod
     def of_pool(size: int) -> EngineRank:
-        """Return the place of this rank among the ranks of torch's default group. ``size``: ranks per engine.
-        Every rank of the pool must call this. Raises PlanError if ``size`` does not divide the number of
-        ranks."""
+        """Return this rank's place among the ranks of torch's default group, with ``size`` ranks per engine.
+
+        Every rank of the pool must call this. Raises PlanError if the number of ranks isn't a multiple of
+        ``size``.
+        """
         grouped = dist.is_available() and dist.is_initialized()
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
         if ranks % size:
@@ -49,20 +54,20 @@ class EngineRank:
 
     @property
     def launcher(self) -> str:
-        """The name of vLLM's executor: ``uni`` for a single process, ``external_launcher`` for processes that
-        were started elsewhere."""
+        """The name of vLLM's executor: ``uni`` for a single process, ``external_launcher`` for processes
+        started elsewhere."""
         return "external_launcher" if self.ranks > 1 else "uni"
 
     def variables(self, device: str) -> dict[str, str]:
-        """Return the environment variables that vLLM's external launcher reads; {} for a single process."""
+        """Return the environment variables for vLLM's external launcher, or {} for a single process."""
         if self.ranks == 1:
             return {}
         index = torch.cuda.current_device() if device == "cuda" else self.rank
         return {"RANK": str(self.rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(index)}
 
     def check_group(self) -> None:
-        """Raise PlanError if this process already shares an engine with ranks other than the ranks of this
-        engine. vLLM has one set of process groups per process, and reuses it without a check."""
+        """Raise PlanError if this process already shares an engine with a different set of ranks. vLLM has
+        one set of process groups per process and reuses it without checking."""
         first = self.rank - self.rank % self.size
         grouped, own = internals.engine_group().ranks, list(range(first, first + self.size))
         if grouped != own:
@@ -75,16 +80,19 @@ class EngineRank:
             )
 
     def name_segments(self) -> None:
-        """Give the shared memory of this pool unique names. vLLM's own names contain only ranks. They would
-        collide with the names of another pool on this machine, or with files that a dead pool left behind."""
+        """Give this pool's shared memory unique names.
+
+        vLLM's own names contain only ranks, so they would collide with those of another pool on this machine,
+        or with files left behind by a dead pool.
+        """
         internals.name_segments(self._segment)
 
     def _segment(self, communicator: Any) -> str:
         return f"rlflow-{self.run}-{communicator.unique_name.replace(':', '-')}-{'-'.join(map(str, communicator.ranks))}"
 
     def drop_segments(self) -> None:
-        """Unlink the shared memory of this pool after all ranks have opened it. The memory is freed when the
-        last rank ends, even after a crash."""
+        """Unlink this pool's shared memory once all ranks have opened it. It is freed when the last rank
+        ends, even after a crash."""
         if self.size > 1:
             dist.barrier()
             _drop_queues()
@@ -92,8 +100,8 @@ class EngineRank:
             Path(path).unlink(missing_ok=True)
 
     def alike(self, own: object) -> bool:
-        """Return True if ``own`` has the same repr on all ranks of this engine. Waits until all these ranks
-        have called this."""
+        """Return True if ``own`` has the same repr on all ranks of this engine. All of them must call this,
+        and each waits for the others."""
         if self.size == 1:
             return True
         digest = hashlib.sha256(repr(own).encode()).hexdigest()
@@ -101,8 +109,8 @@ class EngineRank:
 
 
 def _drop_queues() -> None:
-    """Unlink the shared memory and sockets of the queues with which vLLM's groups send objects. The rank that
-    made a queue would unlink them when it ends, but workers are killed."""
+    """Unlink the shared memory and sockets of the queues through which vLLM's groups send objects. The rank
+    that created a queue would do so on exit, but workers are killed."""
     for queue in internals.queues():
         if queue.buffer is not None and queue.buffer.is_creator:
             queue.buffer.shared_memory.unlink()

@@ -1,4 +1,4 @@
-"""The options of the vllm backend, which users set with ``--ROLE.NAME``."""
+"""Options of the vllm backend, which users set with ``--ROLE.NAME``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """The options of the engine of one rank, or of an engine that several ranks share."""
+    """Options of an engine, whether it runs on a single rank or is shared by several."""
 
     # ranks of the pool that share one engine, each with a part of every weight
     tensor_parallel: Annotated[int, Ge(1)] = 1

@@ -1,4 +1,4 @@
-"""Prepare this process for vLLM, and undo what vLLM changes in the process when it makes an engine."""
+"""Prepare this process for vLLM, and undo the changes that vLLM makes to it when creating an engine."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ OPEN = {"VLLM_LOGGING_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo"}  # defaults t
 
 @contextlib.contextmanager
 def prepared(device: str, **variables: str) -> Iterator[None]:
-    """Return a context for making an engine. ``variables``: additional environment variables.
+    """Prepare this process to create an engine inside a ``with`` block, and clean up afterwards.
+    ``variables`` are extra environment variables.
 
-    vLLM leaves environment variables behind, such as LD_PRELOAD, and replaces torch.set_num_threads. Both
-    would affect child processes and other threads. At the end of the context, everything is restored except
-    vLLM's own variables (VLLM_…).
+    vLLM leaves environment variables such as LD_PRELOAD behind and replaces torch.set_num_threads, which
+    would affect child processes and other threads. When the block ends, everything is restored except vLLM's
+    own variables (VLLM_…).
     """
     before, threads = dict(os.environ), torch.set_num_threads
     os.environ.update(WANTED | (ON_CPU if device == "cpu" else {}) | variables)
@@ -54,8 +55,7 @@ def prepared(device: str, **variables: str) -> Iterator[None]:
 
 
 def imported(device: str) -> Any:
-    """Import vLLM and return the package. Raises PlanError if vLLM is missing, is broken, or is a different
-    release."""
+    """Import vLLM and return the package. Raises PlanError if it is missing, broken, or the wrong release."""
     remedy = install_line("vllm", device)
     level = os.environ.get("VLLM_LOGGING_LEVEL", OPEN["VLLM_LOGGING_LEVEL"])
     # vLLM sets its own level only after it has printed a warning about Triton without CPUs

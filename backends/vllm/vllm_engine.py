@@ -1,5 +1,5 @@
-"""Run vLLM's engine in this process, one step at a time. In each step, rows grow by a token. Weights are
-written between two steps."""
+"""Run vLLM's engine in this process, one step at a time. Each step adds tokens to the rows, and weights are
+written between steps."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from rlflow.training.protocols import ModelSpec, Sampling
 
 
 def draw_by_row_seed(runner: Any) -> bool:
-    """Make this model runner draw tokens as the local backend does, and return True. For vLLM's newer runner,
-    which exists only on GPUs, return False: its noise already is a function of a row's seed and the token's
-    position."""
+    """Make this model runner draw tokens the way the local backend does.
+
+    Returns False, and changes nothing, for vLLM's newer runner (GPU only), whose noise already depends only
+    on a row's seed and the token's position.
+    """
     sampler = getattr(runner.sampler, "topk_topp_sampler", None)
     if sampler is None:
         return False
@@ -38,17 +40,17 @@ def draw_by_row_seed(runner: Any) -> bool:
 
 
 def seed_arguments(seed: int) -> dict[str, int]:
-    """Return the extra arguments of a request, which carry the row's seed to the sampler."""
+    """Return the extra request arguments that carry a row's seed to the sampler."""
     return {"seed": signed(seed)}
 
 
 def _draw(runner: Any, logits: Tensor, generators: Any, top_k: Any, top_p: Any) -> tuple[Tensor, Tensor]:
-    """Return (tokens int64 [rows], log-probs [rows, vocabulary] of the distribution that they are drawn
-    from).
+    """Return the drawn tokens, int64 [rows], and the log-probs [rows, vocabulary] of the distribution they
+    are drawn from.
 
-    logits: already divided by the temperature. vLLM also calls this for rows whose prompt is not yet
-    complete, and discards the result. All rows of a step belong to one call of ``generate``, so they have the
-    same sampling options.
+    logits: already divided by the temperature. vLLM also calls this for rows whose prompt isn't complete yet,
+    and discards the result. All rows of a step belong to the same call of ``generate``, so they share their
+    sampling options.
     """
     rows = [runner.requests[name] for name in runner.input_batch.req_ids]
     options = rows[0].sampling_params
@@ -67,7 +69,7 @@ Stops = Callable[[list[int]], bool]  # whether the newest token of a row ends it
 
 @dataclass
 class Row:
-    """One response, which grows token by token."""
+    """A response that grows token by token."""
 
     tokens: list[int] = field(default_factory=list)  # ids sampled so far
     logprobs: list[float] = field(default_factory=list)  # log-prob of each sampled token
@@ -79,8 +81,8 @@ class Row:
     scored: list[float] = field(default_factory=list)
 
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float], version: int, stops: Stops) -> bool:
-        """Add the tokens of a step. If ``stops`` is True after one of them, the tokens after it are dropped.
-        Returns True in this case."""
+        """Add the tokens of a step, up to and including the first for which ``stops`` is True. Returns True
+        if there is one."""
         for token, logprob in zip(tokens, logprobs, strict=True):
             self.tokens.append(token)
             self.logprobs.append(logprob)
@@ -91,7 +93,7 @@ class Row:
 
 
 class VllmEngine:
-    """A vLLM engine, or this rank's part of an engine that several ranks share."""
+    """A vLLM engine, or this rank's part of one that several ranks share."""
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings, architectures: Iterable[str]) -> None:
         self.seat = EngineRank.of_pool(settings.tensor_parallel)
@@ -152,23 +154,22 @@ class VllmEngine:
 
     @property
     def module(self) -> nn.Module:
-        """This rank's part of the live model. If you change its parameters, the engine uses the new
-        values."""
+        """This rank's part of the live model. Changes to its parameters take effect in the engine."""
         return internals.model(self.llm)
 
     def answers(self) -> bool:
-        """Sample one token as a test and return True. If the engine fails, raises its error."""
+        """Return True if a test token can be sampled. If the engine fails, its error is raised."""
         rows = whole(self.sample([[0]], [Sampling(max_tokens=1)], [0], (), lambda _: False))
         return len(rows[0].tokens) == 1
 
     @property
     def vocabulary(self) -> int:
-        """The number of the model's token ids."""
+        """The number of token ids that the model has."""
         return int(self.llm.vllm_config.model_config.get_vocab_size())
 
     @property
     def longest(self) -> int:
-        """The maximum number of tokens of a row, including the prompt."""
+        """The maximum length of a row in tokens, including the prompt."""
         return int(self.llm.vllm_config.model_config.max_model_len)
 
     def sample(
@@ -179,11 +180,11 @@ class VllmEngine:
         eos: Sequence[int],
         stops: Stops,
     ) -> Iterator[Sequence[Row]]:
-        """Sample one response for each of ``prompts``. Whenever a few responses have ended, and once more at
-        the end, yields all responses (always the same objects).
+        """Sample one response to each prompt. Yields all responses (always the same objects) each time a few
+        have ended, and once more at the end.
 
-        samplings, seeds: one per response. eos: tokens that end a response. stops: a function that is called
-        after each token, and returns True to end the response.
+        samplings, seeds: one per response. eos: tokens that end a response. stops: called after each token;
+        returns True to end the response.
         """
         parameters = [
             self._parameters(sampling, seed, eos) for sampling, seed in zip(samplings, seeds, strict=True)
@@ -191,7 +192,7 @@ class VllmEngine:
         return self._rows(prompts, parameters, stops)
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return, for each row, the log-prob of each token except the first, at temperature 1."""
+        """For each row, return the log-prob of every token but the first, at temperature 1."""
         parameters = self.vllm.SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False
         )
@@ -223,10 +224,10 @@ class VllmEngine:
         prompts: Sequence[Sequence[int]],
         parameters: Sequence[Any],
     ) -> None:
-        """Start requests for the prompts, and add request name → row to ``under_way``.
+        """Start a request for each prompt, and add the new rows to ``under_way`` by request name.
 
-        Only rows of the same call share cached prompts. A prompt that was cached by an evaluation, by an
-        earlier run or with other weights could change the last bits of a result.
+        Only rows of the same call share cached prompts. A prompt cached during an evaluation, in an earlier
+        run or with other weights could change the last bits of a result.
         """
         salt = str(next(self._names))
         for row, prompt, own in zip(rows, prompts, parameters, strict=True):
@@ -253,8 +254,8 @@ class VllmEngine:
         )
 
     def _step(self, under_way: Mapping[str, Row], stops: Stops) -> list[str]:
-        """Run one engine step, which samples a token for each scheduled row. Returns the request names of the
-        rows that have ended."""
+        """Run one engine step, which samples a token for each scheduled row, and return the request names of
+        the rows that have ended."""
         with self._turn():
             outputs, version = self.llm.step(), self.version
         ended = []
@@ -277,8 +278,8 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Return a context for one step. Waits until the engine is not paused and no other thread is in
-        ``alone``. Raises TimeoutError if a pause lasts longer than its limit."""
+        """Hold the engine for one step, after waiting until it isn't paused and no other thread is in
+        ``alone``. Raises TimeoutError if a pause exceeds its limit."""
         while True:
             if not self._going.wait(max(self._limit - time.monotonic(), 0.0)):
                 raise TimeoutError(
@@ -290,8 +291,8 @@ class VllmEngine:
                     return
 
     def pause(self, seconds: float) -> None:
-        """Make no further steps until ``resume``. If a step is running, waits until it has finished. After
-        ``seconds``, waiting calls raise TimeoutError."""
+        """Take no more steps until ``resume``, after waiting for the current step to finish. Calls still
+        waiting after ``seconds`` raise TimeoutError."""
         if self.seat.size > 1:
             raise ValueError(
                 f"pause: found an engine of {self.seat.size} ranks, which make their steps together, "
@@ -303,8 +304,8 @@ class VllmEngine:
             pass
 
     def resume(self, recompute: bool) -> None:
-        """Continue after ``pause``. With ``recompute``, the cache of unfinished rows is dropped and computed
-        again with the current weights."""
+        """Continue after ``pause``. With ``recompute``, the cache of unfinished rows is dropped and
+        recomputed with the current weights."""
         if recompute:
             with self.alone():
                 self.llm.reset_prefix_cache(reset_running_requests=True)
@@ -312,8 +313,11 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Return a context between two steps, which only one thread at a time can enter. Threads enter in the
-        order in which they wait, so a thread that makes many steps does not starve other threads."""
+        """Give the calling thread exclusive access to the engine between two steps.
+
+        Threads take turns in the order in which they started waiting, so a thread that takes many steps
+        doesn't starve the others.
+        """
         with self._line:
             self._between.acquire()
         try:
@@ -323,11 +327,11 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def writing(self, version: int) -> Iterator[None]:
-        """Return a context between two steps, in which weights may be written. After it, the weights have
-        this version.
+        """Let a ``with`` block write weights between two steps. When the block ends, the weights have this
+        version.
 
         Responses that are being sampled continue with the new weights and keep their cache. If several ranks
-        share the engine, this waits until no call is running, because these ranks make their steps together.
+        share the engine, they take their steps together, so this first waits until no call is running.
         """
         with self._calls if self.seat.size > 1 else contextlib.nullcontext(), self.alone():
             yield
@@ -336,8 +340,11 @@ class VllmEngine:
                 self.llm.reset_prefix_cache()
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Load this rank's part of each weight. ``weights`` yields (Hugging Face name, complete tensor).
-        Raises ValueError if a name is unknown or missing, or if a shape does not fit."""
+        """Load this rank's part of each weight. Raises ValueError if a name is unknown or missing, or if a
+        shape doesn't fit.
+
+        weights: (Hugging Face name, complete tensor) pairs.
+        """
         if self.direct:
             load_weights(self.module, weights)
         # layer by layer through vLLM's conversion, for layers that do not compute with their weights as
@@ -347,17 +354,17 @@ class VllmEngine:
 
 
 def whole(drawing: Iterable[Sequence[Row]]) -> Sequence[Row]:
-    """Return all responses after the last one has ended."""
+    """Return all responses once the last one has ended."""
     return deque(drawing, maxlen=1).pop()
 
 
 def ended_in_order(rows: Sequence[Row], at_once: int) -> list[int]:
-    """Return the numbers of the ended rows, in an order that does not depend on the step in which a row
+    """Return the numbers of the ended rows, in an order that doesn't depend on the step at which each row
     ended.
 
-    The first ``at_once`` rows come first, then the next ones. Within them, shorter rows come first. Of rows
-    with equal lengths, rows that ended by themselves come first, then rows with lower numbers. An ended row
-    is omitted as long as an unfinished row may still come before it.
+    The first ``at_once`` rows come first, then the next ones, and so on. Among these, shorter rows come
+    first. Rows of equal length are ordered by how they ended (those that ended by themselves come first) and
+    then by number. An ended row is left out for as long as an unfinished row may still come before it.
     """
     open_from = min(
         ((number // at_once, len(row.tokens) + 1) for number, row in enumerate(rows) if not row.ended),
@@ -372,7 +379,7 @@ def ended_in_order(rows: Sequence[Row], at_once: int) -> list[int]:
 
 
 def refusal(spec: ModelSpec, error: Exception) -> PlanError:
-    """Return the PlanError for a model or settings that vLLM does not support. error: vLLM's own error."""
+    """Turn vLLM's ``error`` into a PlanError for a model or settings that it doesn't support."""
     return PlanError.of(
         "vllm-engine",
         f"vLLM cannot run the model in {spec.folder}",
@@ -383,8 +390,8 @@ def refusal(spec: ModelSpec, error: Exception) -> PlanError:
 
 
 def live(module: nn.Module) -> bool:
-    """Return True if all layers compute with their weights as stored. Only then can weights be written in
-    place."""
+    """Return True if all layers compute directly with their stored weights. Only then can weights be written
+    in place."""
     methods = {
         type(method).__name__
         for layer in module.modules()
@@ -396,8 +403,8 @@ def live(module: nn.Module) -> bool:
 
 
 def load_weights(module: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
-    """Load weights in place with the model's own loader. Raises ValueError if vLLM rejects a weight or if a
-    weight is missing."""
+    """Load weights in place with the model's own loader. Raises ValueError if vLLM rejects a weight or if one
+    is missing."""
     at = "the first"
 
     def noted() -> Iterator[tuple[str, Tensor]]:
