@@ -1,4 +1,4 @@
-"""The null backend, which has no model, for tests of the engine.
+"""A backend without a model, for testing the engine.
 
 Its columns are functions of the row keys, so a lost, duplicated or reordered row changes a digest. Its calls
 take as long as its settings say.
@@ -30,9 +30,11 @@ VOCABULARY = 256
 
 
 def numbers(name: str, batch: Batch, width: int) -> Tensor:
-    """Return float32 [rows, width] in [0, 1). Each number depends only on ``name``, the row key and the
-    position in the row. If rows have a prompt, positions count from the prompt's first token, so different
-    turns get different numbers."""
+    """Return float32 [rows, width] in [0, 1) that depend only on ``name``, the row key and the position in
+    the row.
+
+    If rows have a prompt, positions count from the prompt's first token, so each turn gets different numbers.
+    """
     seeds = torch.tensor(row_seeds(derived(name), batch.axis.keys), dtype=torch.int64)
     prompt = batch.data["prompt_tokens"].lengths if "prompt_tokens" in batch else None
     places = torch.arange(1, width + 1) + (0 if prompt is None else prompt[:, None])
@@ -42,19 +44,19 @@ def numbers(name: str, batch: Batch, width: int) -> Tensor:
 
 
 def token_numbers(name: str, batch: Batch) -> Data:
-    """Return a token column whose values are the negated ``numbers``, in (-1, 0]."""
+    """Return the negated ``numbers``, in (-1, 0], as a token column."""
     lengths = batch.data["tokens"].row_lengths
     width = int(lengths.max()) if len(lengths) else 0
     return Data.trimmed(Kind(Level.TOKEN, "float32"), -numbers(name, batch, width), batch.axis, lengths)
 
 
 class Trainer:
-    """A trainer without a model, whose calls take the times in its settings. ``steps`` is the number of
-    optimizer steps."""
+    """A trainer without a model, whose calls take as long as its settings say. ``steps`` counts optimizer
+    steps."""
 
     @dataclass(frozen=True)
     class Settings:
-        """The time that each call takes."""
+        """How long each call takes."""
 
         forward_seconds: Annotated[float, Ge(0)] = 0.0  # seconds per forward
         row_seconds: Annotated[float, Ge(0)] = 0.0  # additional seconds per row of a forward
@@ -64,7 +66,7 @@ class Trainer:
 
     @classmethod
     def capabilities(cls, settings: Settings, device: str) -> Capabilities:
-        """Return the trainer's capabilities. Its ranks can be threads, but the ranks of a subclass cannot."""
+        """Return the trainer's capabilities. Its ranks can be threads, but those of a subclass can't."""
         return Capabilities(row_exact=True, threads=cls is Trainer)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
@@ -73,7 +75,7 @@ class Trainer:
         self.peers = Peers(spec.group)
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
-        """Wait for the time in the settings, and return columns computed from the row keys."""
+        """Return columns computed from the row keys, after waiting for the time in the settings."""
         _take(self.settings.forward_seconds + self.settings.row_seconds * len(batch))
         return Batch(batch.axis, {name: self._column(name, batch) for name in want})
 
@@ -93,36 +95,36 @@ class Trainer:
         seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
-        """Wait for the time in the settings, call the loss on each micro-batch, and count optimizer steps.
-        Returns metrics."""
+        """Call the loss on each micro-batch, count the optimizer steps, and return metrics, after waiting for
+        the time in the settings."""
         _take(self.settings.update_seconds)
         return learn(self, batch, loss, settings, Passes(epochs, minibatch, mean, seed))
 
     def update_shares(
         self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
     ) -> Learned:
-        """Do the same as ``update`` for one rank's shares of an update over several ranks."""
+        """Like ``update``, for one rank's shares of an update across several ranks."""
         _take(self.settings.update_seconds)
         return learn_shares(self, batch, loss, settings, Passes(mean=mean), shares)
 
     def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
-        """Return the quantities that the loss uses, computed from the row keys."""
+        """Return the quantities that the loss needs, computed from the row keys."""
         columns = {name: self._column(name, rows).padded(rows.axis) for name in want}
         return New(**{name: columns.get(name) for name in ("logprobs", "entropy", "values", "scores")})
 
     def backward(self, objective: Tensor) -> None:
-        """Do nothing: there are no weights."""
+        """Do nothing, since there are no weights."""
 
     def idle(self, want: tuple[str, ...]) -> None:
-        """Do nothing: ranks do not compute in lockstep."""
+        """Do nothing, since ranks don't run in lockstep."""
 
     def step(self) -> OptimizerStep:
-        """Count an optimizer step and return it as applied."""
+        """Count an optimizer step and report it as applied."""
         self.steps += 1
         return OptimizerStep(True, 0.0, 0.0)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield one tensor, ``steps``: the number of optimizer steps."""
+        """Yield a single tensor, ``steps``, with the number of optimizer steps."""
         yield "steps", torch.tensor(self.steps)
 
     def save(self, folder: Path) -> None:
@@ -131,31 +133,31 @@ class Trainer:
         (folder / "null.txt").write_text(f"{self.steps} optimizer steps of no model\n")
 
     def load(self, folder: Path) -> None:
-        """Read the number of optimizer steps from a folder that ``save`` wrote."""
+        """Read the number of optimizer steps from a folder written by ``save``."""
         self.steps = int((folder / "null.txt").read_text().split()[0])
 
     def state(self) -> dict[str, Tensor]:
-        """Return the number of optimizer steps, which is the only state."""
+        """Return the number of optimizer steps, the only state there is."""
         return {"parameters/steps": torch.tensor(self.steps)}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Set the number of optimizer steps from a state that ``state`` returned."""
+        """Restore the number of optimizer steps from a state returned by ``state``."""
         self.steps = int(state["parameters/steps"])
 
     def sleep(self, *parts: str) -> None:
-        """Do nothing: there is no memory to free."""
+        """Do nothing, since there's no memory to free."""
 
     def wake(self, *parts: str) -> None:
-        """Do nothing: nothing was freed."""
+        """Do nothing, since nothing was freed."""
 
 
 class Generator:
-    """A generator without a model. The response to a prompt is a function of the row key. It has 1 to
-    ``longest`` tokens, and is cut off at ``max_tokens``."""
+    """A generator without a model. Each response is computed from the row key. It has 1 to ``longest`` tokens
+    and is cut off at ``max_tokens``."""
 
     @dataclass(frozen=True)
     class Settings:
-        """The time that sampling takes, and the lengths of responses."""
+        """How long sampling takes, and how long responses are."""
 
         generate_seconds: Annotated[float, Ge(0)] = 0.0  # seconds per call of generate
         # additional seconds per token of the longest response
@@ -169,16 +171,15 @@ class Generator:
 
     @classmethod
     def capabilities(cls, settings: Settings, device: str) -> Capabilities:
-        """Return the generator's capabilities. Its ranks can be threads, but the ranks of a subclass
-        cannot."""
+        """Return the generator's capabilities. Its ranks can be threads, but those of a subclass can't."""
         return Capabilities(threads=cls is Generator)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
         self.spec, self.settings, self.version = spec, settings, 0
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
-        """Wait for the time in the settings, and return token ids computed from the row keys. The seeds are
-        not used."""
+        """Return tokens computed from the row keys, after waiting for the time in the settings. Seeds are
+        ignored."""
         sampled = self._responses(prompts, sampling)
         _take(
             self.settings.generate_seconds
@@ -189,8 +190,8 @@ class Generator:
     def generate_chunks(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
-        """Yield the rows of ``generate`` in ``chunks`` batches, shortest rows first, as if every row grew by
-        one token at a time."""
+        """Yield the rows of ``generate`` in ``chunks`` batches, shortest rows first, as if all rows grew one
+        token at a time."""
         sampled = self._responses(prompts, sampling)
         lengths = sampled.data["tokens"].row_lengths.tolist()
 
@@ -235,26 +236,26 @@ class Generator:
         return Batch(rows.axis, data)
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Record the version of the weights. The weights themselves are not kept."""
+        """Record the version of the weights. The weights themselves aren't kept."""
         self.version = version
 
     def sleep(self, *parts: str) -> None:
-        """Do nothing: there is no memory to free."""
+        """Do nothing, since there's no memory to free."""
 
     def wake(self, *parts: str) -> None:
-        """Do nothing: nothing was freed."""
+        """Do nothing, since nothing was freed."""
 
 
 class Score:
-    """The null reward: each row key gets a fixed number in [0, 1)."""
+    """A reward that gives each row key a fixed number in [0, 1)."""
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Mapping[str, Any]]:
-        """Return (score of each row, no metrics)."""
+        """Return each row's score, and no metrics."""
         return _row_numbers("scores", batch), {}
 
 
 def _row_numbers(name: str, batch: Batch) -> Tensor:
-    """Return float32 [rows] in [0, 1). Each number depends only on ``name`` and the row key."""
+    """Return float32 [rows] in [0, 1) that depend only on ``name`` and the row key."""
     return numbers(name, Batch(batch.axis, {}), 1)[:, 0]
 
 
