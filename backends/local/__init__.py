@@ -1,8 +1,8 @@
-"""The local backend runs Hugging Face causal language models on one CPU or one GPU, in this process.
+"""The local backend runs Hugging Face causal language models on a single CPU or GPU, in this process.
 
-It has a Trainer and a Generator. It is plain PyTorch without sharding, and the reference for other backends.
-Tests compare its results with forward passes of single rows. `fsdp` and `deepspeed` divide models over
-several ranks. `rlflow.training` divides rows into minibatches.
+It has a Trainer and a Generator, written in plain PyTorch without sharding, and is the reference for all
+other backends. Tests compare its results with forward passes over single rows. `fsdp` and `deepspeed` split
+models across ranks, and `rlflow.training` splits rows into minibatches.
 """
 
 from rlflow.backends.local.generator import Generator

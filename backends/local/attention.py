@@ -1,14 +1,14 @@
-"""Attention over packed rows (packing.py). Each row attends to its own tokens and to the common tokens of its
-family, which are stored once.
+"""Attention over packed rows (packing.py). Each row attends to its own tokens and to the tokens that its
+family shares, which are stored only once.
 
-transformers makes a mask for each kind of layer and passes it to the attention of the layer. Within ``over``,
-this "mask" is a ``PackedMask``, which describes the tokens to attend to. This works with every model that
-uses torch's ``scaled_dot_product_attention`` with masks from transformers: causal, with sliding windows, or
-in chunks.
+transformers creates a mask for each kind of layer and passes it to the layer's attention. Inside ``over``,
+this "mask" is a ``PackedMask``, which describes the tokens to attend to. This works for every model that uses
+torch's ``scaled_dot_product_attention`` with masks from transformers, be they causal, with sliding windows,
+or in chunks.
 
-Attention to the common tokens and attention to the row's own tokens are computed separately. The logarithms
-of their softmax sums are used to join the two results (Milakov and Gimelshein 2018; Dao et al. 2022), also in
-the backward pass. Keys and values of common tokens are therefore never copied for each row.
+Attention to the shared tokens and to a row's own tokens is computed separately. The two results are then
+merged using the logarithms of their softmax sums (Milakov and Gimelshein 2018; Dao et al. 2022), also in the
+backward pass. The keys and values of shared tokens are therefore never copied per row.
 """
 
 from __future__ import annotations
@@ -35,29 +35,32 @@ _PACKED: ContextVar[tuple[Block, ...] | None] = ContextVar("packed", default=Non
 
 
 class PackedMask:
-    """The mask of packed rows: which tokens of ``blocks`` each token attends to. visible: the model's own
-    mask function, which says which earlier tokens of its row a token sees; None if it sees all."""
+    """The mask of packed rows: which tokens of ``blocks`` each token attends to.
+
+    visible: the model's own mask function, which says which earlier tokens of its row a token sees, or None
+    if it sees them all.
+    """
 
     def __init__(self, blocks: tuple[Block, ...], visible: Visible | None) -> None:
         self.blocks, self.visible = blocks, visible
         self._masks: dict[tuple[Any, ...], Tensor] = {}
 
     def common(self, block: Block, like: Tensor) -> Tensor | None:
-        """Return the additive attention mask between the common tokens of a block, [shared, shared]. None
-        means a causal mask."""
+        """Return the additive mask among a block's common tokens, [shared, shared], or None for a causal
+        mask."""
         return self._between("common", block.shared, like, lambda: (torch.arange(block.shared),) * 2)
 
     def own(self, block: Block, run: Run, like: Tensor) -> Tensor | None:
-        """Return the additive attention mask between the own tokens of one row of a run, [length, length].
-        None means a causal mask."""
+        """Return the additive mask among the own tokens of a row in a run, [length, length], or None for a
+        causal mask."""
         places = torch.arange(block.shared, block.shared + run.length)
         return self._between(
             ("own", block.shared, run.length), block.shared + run.length, like, lambda: (places, places)
         )
 
     def back(self, block: Block, like: Tensor) -> Tensor | None:
-        """Return the additive attention mask from the own tokens of all rows of a block to its common tokens,
-        [tokens, shared]. None means that all common tokens are visible."""
+        """Return the additive mask from the own tokens of a block's rows to its common tokens, [tokens,
+        shared], or None if all common tokens are visible."""
         return self._between(
             ("back", block), block.longest, like, lambda: (_positions(block), torch.arange(block.shared))
         )
@@ -78,20 +81,20 @@ class PackedMask:
 
 
 def _positions(block: Block) -> Tensor:
-    """Return the position within its row of each token of a block that follows the common tokens."""
+    """Return each token's position in its row, for the tokens of a block after the common ones."""
     return torch.cat(
         [torch.arange(block.shared, block.shared + run.length).repeat(run.count) for run in block.runs]
     )
 
 
 def over(blocks: tuple[Block, ...]) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which models process the packed rows that ``blocks`` describe."""
+    """Let models process the packed rows described by ``blocks`` inside a ``with`` block."""
     return with_value(_PACKED, blocks)
 
 
 def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> PackedMask | None:
-    """Return the mask for the packed rows of the current ``over`` context; None outside such a context.
-    Raises ValueError if the model's mask depends on more than token positions."""
+    """Return the mask for the packed rows of the current ``over`` block, or None outside of one. Raises
+    ValueError if the model's mask depends on anything besides token positions."""
     blocks = _PACKED.get()
     if blocks is None:
         return None
@@ -104,9 +107,9 @@ def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> 
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """Replace the attention function of transformers. The replacement behaves differently in three cases:
-    packed rows, decode steps of branched rows, and grouped-query attention with a mask on a CPU during
-    inference, where keys need not be copied."""
+    """Stand in for the attention function of transformers, which handles all but three cases: packed rows,
+    decode steps of branched rows, and grouped-query attention with a mask during inference on a CPU, where
+    keys needn't be copied."""
     if isinstance(attention_mask, PackedMask):
         return attend(query, key, value, attention_mask, **options), None
     if isinstance(attention_mask, StepMask):
@@ -127,11 +130,11 @@ def _attention(
 
 @contextlib.contextmanager
 def without_cudnn(device: torch.device) -> Iterator[None]:
-    """Return a context for decode steps, in which attention on a GPU does not use cuDNN.
+    """Keep attention on a GPU from using cuDNN inside a ``with`` block. Meant for decode steps.
 
-    For padded rows, PyTorch would choose cuDNN. 3 of 20 equal cuDNN calls differed in the last bits of their
-    results, so equal runs sampled different tokens (H100, PyTorch 2.11, bfloat16). Training should use cuDNN:
-    its gradients are reproducible, but the gradients of PyTorch's flash attention are not.
+    PyTorch would choose cuDNN for padded rows, but 3 of 20 identical cuDNN calls differed in the last bits of
+    their results, so identical runs sampled different tokens (H100, PyTorch 2.11, bfloat16). Training should
+    use cuDNN, since its gradients are reproducible and those of PyTorch's flash attention aren't.
     """
     if device.type != "cuda":
         yield
@@ -159,10 +162,10 @@ def attend(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
-    """Return the attention of packed rows, [1, tokens, heads, size].
+    """Compute the attention of packed rows, [1, tokens, heads, size].
 
     query: [1, heads, tokens, size]. key, value: [1, key heads, tokens, size]. Raises ValueError for options
-    that packed rows do not support.
+    that packed rows don't support.
     """
     if dropout or is_causal is False or position_bias is not None:
         raise ValueError(
@@ -176,8 +179,8 @@ def attend(
 
 
 def by_copies(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scaling: float | None) -> Tensor:
-    """Return the attention of packed rows, computed with a copy of the common keys and values for each row.
-    Used if torch's kernel does not return the logarithms of its softmax sums."""
+    """Compute the attention of packed rows by copying the common keys and values for each row. Used if
+    torch's kernel doesn't return the logarithms of its softmax sums."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     out = []
@@ -216,12 +219,12 @@ def _causal(length: int, like: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, run: Run) -> Tensor:
-    """Return a view of the rows of a run, [rows, heads, length, size]. ``x`` is [1, heads, tokens, size]."""
+    """View the rows of a run in ``x`` [1, heads, tokens, size] as [rows, heads, length, size]."""
     return x[0, :, run.start : run.end].unflatten(1, (run.count, run.length)).transpose(0, 1)
 
 
 class _Attention(torch.autograd.Function):
-    """Attention of packed rows. It saves only its inputs and outputs for the backward pass."""
+    """Attention of packed rows that saves only its inputs and outputs for the backward pass."""
 
     @staticmethod
     def forward(
@@ -295,9 +298,11 @@ class _Attention(torch.autograd.Function):
 def _parts(
     mask: PackedMask, block: Block, like: Tensor
 ) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor | None]]:
-    """Yield the parts of a block that attend to themselves: first the common tokens, then the rows of each
-    run. Each part is (function, mask). The function returns a view of the part's tokens from a tensor [1,
-    heads, tokens, …]."""
+    """Yield (function, mask) for each part of a block that attends to itself: first the common tokens, then
+    the rows of each run.
+
+    The function takes a tensor [1, heads, tokens, …] and returns a view of the part's tokens.
+    """
     if block.shared:
         yield lambda x: x[:, :, block.start : block.start + block.shared], mask.common(block, like)
     for run in block.runs:
@@ -305,8 +310,7 @@ def _parts(
 
 
 def _join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> None:
-    """Combine two attention results for the same queries and different keys, and write the result into
-    ``out`` and ``sums``.
+    """Merge two attention results for the same queries but different keys, writing into ``out`` and ``sums``.
 
     out, other: [1, heads, tokens, size]. sums, other_sums: the logarithms of their softmax sums, [1, heads,
     tokens].

@@ -1,12 +1,12 @@
-"""Attention of a decode step in which several rows continue the same prompt. The keys and values of the
-prompt are stored once.
+"""Attention for decode steps in which several rows continue the same prompt, whose keys and values are stored
+only once.
 
-A decode step has few queries, so it spends most of its time reading keys and values. Here, the keys and
-values of a prompt are read once for all of its rows: one matrix product per prompt and key head instead of
-one per row. One softmax covers the scores of a row for its prompt and for its own tokens.
+A decode step has few queries, so it spends most of its time reading keys and values. Here, a prompt's keys
+and values are read once for all its rows, with one matrix product per prompt and key head rather than one per
+row. A single softmax covers a row's scores for its prompt and for its own tokens.
 
-Within ``stepping``, the "mask" that transformers passes to the attention of a layer is a ``StepMask`` (as in
-attention.py). The keys of the layer are the keys of the rows' own tokens.
+Inside ``stepping``, the "mask" that transformers passes to a layer's attention is a ``StepMask`` (as in
+attention.py), and the layer's keys are those of the rows' own tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ EXACT = (torch.float32, torch.float64)  # shorter dtypes would round scores befo
 
 
 class BranchedLayer(GrowingLayer):
-    """The cache of one layer for rows that continue prompts: keys and values of the prompts, and keys and
-    values of the rows' own tokens."""
+    """One layer's cache for rows that continue prompts, with the keys and values of the prompts and of the
+    rows' own tokens."""
 
     def __init__(self, prompts: GrowingLayer) -> None:
         super().__init__()
@@ -35,15 +35,15 @@ class BranchedLayer(GrowingLayer):
         self.length = 0
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens of a row so far, including its prompt."""
+        """Return the length of a row so far in tokens, including its prompt."""
         return self.before[0].shape[-2] + self.length
 
 
 class Branches:
-    """Rows that continue prompts, and the cache layers of these rows.
+    """Rows that continue prompts, together with their cache layers.
 
-    of: int64 [rows], ascending, the number of each row's prompt. inside: bool [prompts, width], False at
-    padding; None if there is no padding.
+    of: int64 [rows], ascending, the index of each row's prompt. inside: bool [prompts, width], False at
+    padding, or None if there's no padding.
     """
 
     def __init__(self, layers: list[BranchedLayer], of: Tensor, inside: Tensor | None) -> None:
@@ -52,11 +52,11 @@ class Branches:
 
     @property
     def width(self) -> int:
-        """The number of tokens of the longest prompt."""
+        """The length of the longest prompt in tokens."""
         return int(self.layers[0].before[0].shape[-2])
 
     def take(self, index: Tensor) -> None:
-        """Keep only the rows with these numbers, which must ascend. Prompts without remaining rows are
+        """Keep only the rows with these indices, which must be ascending. Prompts that have no rows left are
         dropped."""
         for layer in self.layers:
             if layer.is_initialized:
@@ -69,16 +69,15 @@ class Branches:
         self._put(of)
 
     def _put(self, of: Tensor) -> None:
-        """Assign each row a place. Every prompt gets as many places as the prompt with the most rows needs.
-        ``of``: the number of each row's prompt."""
+        """Assign each row a place, given the index ``of`` its prompt. Every prompt gets as many places as the
+        prompt with the most rows needs."""
         self.of, counts = of, torch.bincount(of)
         self.most = int(counts.max())
         self.even = bool((counts == self.most).all())
         self.places = of * self.most + torch.arange(len(of)) - (counts.cumsum(0) - counts)[of]
 
     def spread(self, rows: Tensor) -> Tensor:
-        """Return [prompts, most, …]: the values ``rows`` [rows, …], with each row at its place. Places
-        without a row are 0."""
+        """Move ``rows`` [rows, …] to their places, [prompts, most, …]. Places without a row are 0."""
         if not self.even:
             rows = rows.new_zeros(int(self.of[-1] + 1) * self.most, *rows.shape[1:]).index_copy_(
                 0, self.places, rows
@@ -86,22 +85,25 @@ class Branches:
         return rows.unflatten(0, (-1, self.most))
 
     def gather(self, places: Tensor) -> Tensor:
-        """Return [rows, …]: the values at the places of the rows in ``places`` [prompts, most, …]."""
+        """Undo ``spread``: collect the rows [rows, …] from their places [prompts, most, …]."""
         rows = places.flatten(0, 1)
         return rows if self.even else rows[self.places]
 
 
 class StepMask:
-    """The mask of one decode step of ``branches``. visible: the model's own mask function, which says which
-    earlier tokens a token sees; None if it sees all."""
+    """The mask for one decode step of ``branches``.
+
+    visible: the model's own mask function, which says which earlier tokens a token sees, or None if it sees
+    them all.
+    """
 
     def __init__(self, branches: Branches, visible: Visible | None) -> None:
         self.branches, self.visible = branches, visible
         self._hidden: tuple[Tensor | None, Tensor | None] | None = None
 
     def hidden(self, own: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return which tokens are hidden in this step: of the prompts, bool [prompts, 1, 1, 1, width], and of
-        the ``own`` tokens of each row, bool [own]. Each is None if nothing is hidden."""
+        """Return masks of the tokens hidden in this step: bool [prompts, 1, 1, 1, width] for the prompts, and
+        bool [own] for the ``own`` tokens of each row. Either is None if nothing is hidden."""
         if self._hidden is None:
             width, inside = self.branches.width, self.branches.inside
             before, after = None if inside is None else ~inside, None
@@ -122,14 +124,14 @@ _STEP: ContextVar[Branches | None] = ContextVar("step", default=None)
 
 
 def stepping(branches: Branches | None) -> AbstractContextManager[None]:
-    """Return a context in which a model processes one token of each row in ``branches``. With None, the
-    context has no effect."""
+    """Let a model process one token of each row in ``branches`` inside a ``with`` block. None has no
+    effect."""
     return with_value(_STEP, branches)
 
 
 def mask_of_step(local_size: int | None, visible: Visible, use_vmap: bool) -> StepMask | None:
-    """Return the mask of the current decode step; None outside ``stepping``. Raises ValueError if the model's
-    mask depends on more than token positions."""
+    """Return the mask for the current decode step, or None outside ``stepping``. Raises ValueError if the
+    model's mask depends on anything besides token positions."""
     branches = _STEP.get()
     if branches is None:
         return None
@@ -141,10 +143,10 @@ def mask_of_step(local_size: int | None, visible: Visible, use_vmap: bool) -> St
 def attend_step(
     query: Tensor, key: Tensor, value: Tensor, mask: StepMask, scaling: float | None = None
 ) -> Tensor:
-    """Return the attention of a decode step, [rows, 1, heads, size].
+    """Compute the attention of a decode step, [rows, 1, heads, size].
 
     query: [rows, heads, 1, size]. key, value: the rows' own tokens, [rows, key heads, own, size]. Raises
-    ValueError if ``key`` does not belong to a layer of the cache.
+    ValueError if ``key`` doesn't belong to a layer of the cache.
     """
     branches = mask.branches
     layer = next((layer for layer in branches.layers if layer.keys is key), None)
@@ -171,11 +173,11 @@ def attend_step(
 
 
 def branched(cache: Cache, of: Tensor, inside: Tensor | None) -> Branches | None:
-    """Return rows that continue from the prompts in ``cache``, and replace the layers of the cache with
-    branched layers. of, inside: as in ``Branches``.
+    """Create rows that continue the prompts in ``cache``, whose layers are replaced with branched ones.
+    ``of`` and ``inside`` are as in ``Branches``.
 
-    If a layer stores more than keys and values, has a short dtype or is not on a CPU, return None and leave
-    the cache unchanged.
+    Returns None and leaves the cache alone if a layer stores more than keys and values, has a short dtype, or
+    isn't on a CPU.
     """
     if not all(
         type(layer) is GrowingLayer and layer.dtype in EXACT and layer.device.type == "cpu"

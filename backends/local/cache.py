@@ -1,4 +1,4 @@
-"""The key-value cache of the decode loop. Rows can be removed, and each step writes only its own entry."""
+"""The decode loop's key-value cache. Rows can be removed, and each step writes only its own entry."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SPARE = 64  # additional tokens of capacity; buffers also grow by half
 
 
 class GrowingLayer(DynamicLayer):
-    """The cache of one layer: keys and values [rows, heads, tokens, size], which are views of larger buffers.
+    """The cache of one layer: keys and values [rows, heads, tokens, size], as views of larger buffers.
 
-    The cache of transformers copies all earlier tokens in every step. With small models, this takes most of
-    the time.
+    The cache in transformers copies all earlier tokens at every step, which takes most of the time with small
+    models.
     """
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values, [rows, heads, new tokens, width]. Returns all keys and values. Buffers grow
-        by half, so most calls do not copy earlier tokens."""
+        """Append keys and values [rows, heads, new tokens, width], and return all of them. Buffers grow by
+        half, so most calls don't copy earlier tokens."""
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
             self.rooms = _room(key_states), _room(value_states)
@@ -36,7 +36,7 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep the rows with these numbers, in this order. A row may be kept several times."""
+        """Keep the rows with these indices, in this order. A row may be kept several times."""
         self.rooms = tuple(_room(shown.index_select(0, beam_idx)) for shown in (self.keys, self.values))
         self._show(self.length)
 
@@ -46,9 +46,11 @@ class GrowingLayer(DynamicLayer):
 
 
 def new_cache(config: Any) -> Cache:
-    """Return an empty cache for a model. Layers with a sliding window keep all tokens, because their
-    attention mask applies the window. Layers without attention (linear, state space) use the cache of
-    transformers."""
+    """Create an empty cache for a model.
+
+    Layers with a sliding window keep all tokens, because their attention mask applies the window. Layers
+    without attention (linear, state space) use the cache from transformers.
+    """
     cache = DynamicCache(config=config)
     cache.layers = [
         GrowingLayer() if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) else layer
@@ -60,7 +62,7 @@ def new_cache(config: Any) -> Cache:
 
 
 def _room(content: Tensor, needed: int = 0) -> Tensor:
-    """Return a larger buffer that begins with ``content``. It has space for at least ``needed`` tokens."""
+    """Copy ``content`` into the beginning of a larger buffer, with space for at least ``needed`` tokens."""
     rows, heads, length, size = content.shape
     capacity = max(length, needed) * 3 // 2 + SPARE
     room = torch.empty(rows, heads, capacity, size, dtype=content.dtype, device=content.device)

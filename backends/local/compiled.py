@@ -1,9 +1,9 @@
-"""Compile the layers of a model with torch.compile (Ansel et al. 2024), for ``--ROLE.compile true``.
+"""Compile a model's layers with torch.compile (Ansel et al. 2024), for ``--ROLE.compile true``.
 
-Each layer is compiled separately, without its attention, because attention to packed rows does not only
-consist of tensor operations. The numbers of rows and tokens are symbolic, so one graph serves all sizes. But
-a graph still depends on the sizes of its first call. Each graph is therefore first called with fixed sizes,
-so that a resumed run has the same graphs as the interrupted run.
+Each layer is compiled separately, without its attention, because attention to packed rows isn't made of
+tensor operations alone. The numbers of rows and tokens are symbolic, so one graph serves all sizes. But a
+graph still depends on the sizes in its first call. Each graph is therefore first called with fixed sizes, so
+that a resumed run has the same graphs as the interrupted one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALONE = {"prompt_tokens": [[0] * 8], "tokens": [[0] * 105]}
 
 
 def check_compiler(device: str) -> None:
-    """Raise PlanError if torch finds no compiler for this type of device (cpu or cuda)."""
+    """Raise PlanError if torch can't find a compiler for this type of device (cpu or cuda)."""
     reason = torch_private.missing_compiler(device)
     if reason:
         raise PlanError.of(
@@ -51,11 +51,11 @@ def check_compiler(device: str) -> None:
 
 
 def compile_layers(network: Network, *, packs: bool) -> None:
-    """Compile each layer of a model's backbone immediately. If the model is trained, also compile passes with
-    gradients.
+    """Compile each layer of a model's backbone right away, including the backward pass if the model is
+    trained.
 
-    packs: True if rows are packed. The gradients of the model are cleared. Raises PlanError if the model's
-    layers are unknown or cannot be compiled.
+    packs: True if rows are packed. The model's gradients are cleared. Raises PlanError if the model's layers
+    are unknown or can't be compiled.
     """
     layers = [layer for layer in network.backbone.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
@@ -77,7 +77,7 @@ def compile_layers(network: Network, *, packs: bool) -> None:
 
 @functools.cache
 def _prepare() -> None:
-    """In this process, raise torch's limits on the number of graphs, and exclude attention from
+    """Raise torch's limits on the number of graphs in this process, and exclude attention from
     compilation."""
     torch_private.limit_graphs(GRAPHS, GRAPHS * 4)
     plain: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -91,8 +91,8 @@ def _first(network: Network, packs: bool) -> Iterator[Sequences]:
 
 
 def _call(network: Network, layout: Sequences, learning: list[nn.Parameter]) -> None:
-    """Run a forward pass without gradients. If ``learning`` has parameters, also run a pass with gradients,
-    and clear the gradients."""
+    """Run a forward pass without gradients. If there are ``learning`` parameters, also run a pass with
+    gradients, then clear these."""
     with torch.no_grad():
         hidden_states(network, layout)
     if learning:
@@ -103,7 +103,7 @@ def _call(network: Network, layout: Sequences, learning: list[nn.Parameter]) -> 
 
 @contextlib.contextmanager
 def _compilable(network: Network) -> Iterator[None]:
-    """Return a context in which errors of torch's compilers and of g++ become PlanErrors."""
+    """Turn errors from torch's compilers and g++ into PlanErrors inside a ``with`` block."""
     try:
         yield
     except torch_private.compile_errors() as error:

@@ -1,9 +1,9 @@
-"""The decode loop: it reads the prompts once, then samples one token per row in each step, and removes
+"""The decode loop. It processes the prompts once, then samples one token per row at each step and removes
 finished rows.
 
-On a GPU, the host runs ahead of the device, and must wait whenever it reads a result. The loop therefore
-reads the sampled tokens only once per block of steps, and then finds out where in the block each row has
-ended. Nothing else in the loop waits.
+On a GPU, the host runs ahead of the device and has to wait whenever it reads a result. So the loop reads the
+sampled tokens only once per block of steps, and then works out where in the block each row ended. Nothing
+else in the loop waits.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _KNOWN = ContextVar("known", default=False)
 
 
 def known() -> AbstractContextManager[None]:
-    """Return a context in which every padding mask is known to hide at least one token. Checking this would
-    wait for a GPU."""
+    """Assume inside a ``with`` block that every padding mask hides at least one token, because checking would
+    mean waiting for a GPU."""
     return with_value(_KNOWN, True)
 
 
@@ -50,8 +50,8 @@ def _sdpa_mask(
     use_vmap: bool = False,
     **options: Any,
 ) -> Tensor | PackedMask | StepMask | None:
-    """Replace the mask function of transformers. The replacement behaves differently only within ``known``,
-    and for packed or branched rows."""
+    """Stand in for the mask function of transformers. The behavior differs only inside ``known`` and for
+    packed or branched rows."""
     visible = options.get("mask_function", causal_mask_function)
     if (packed := mask_of_packed(options.get("local_size"), visible, use_vmap)) is not None:
         return packed
@@ -78,7 +78,7 @@ BLOCK = 16  # tokens of each row between two reads from a GPU
 
 
 def block_of(device: torch.device) -> int:
-    """Return the number of steps between two checks for finished rows. On a CPU, this is 1, because reading a
+    """Return how many steps to take between checks for finished rows. On a CPU it's 1, because reading a
     result costs nothing."""
     return 1 if device.type == "cpu" else BLOCK
 
@@ -96,8 +96,8 @@ class Drawn:
     def nothing(
         rows: int, max_tokens: int, logprobs: torch.dtype, device: torch.device | str = "cpu"
     ) -> Drawn:
-        """Return empty responses with space for ``rows`` rows of up to ``max_tokens`` tokens. logprobs: the
-        dtype of the log-probs."""
+        """Create empty responses with space for ``rows`` rows of up to ``max_tokens`` tokens. ``logprobs`` is
+        the dtype of the log-probs."""
         shape = (rows, max_tokens)
         return Drawn(
             torch.zeros(shape, dtype=torch.int64, device=device),
@@ -107,8 +107,8 @@ class Drawn:
         )
 
     def end(self, numbers: Tensor, columns: range, ends: Endings) -> Tensor:
-        """Mark the rows that end within the newest ``columns`` (steps), and return their numbers. numbers:
-        the rows to check. Only this call reads from the device."""
+        """Mark the rows that end within the newest ``columns`` (steps), and return their indices. Only the
+        rows in ``numbers`` are checked. Nothing but this call reads from the device."""
         going = numbers[~self.stopped[numbers]]
         if ends.lengths is not None:
             at = (ends.lengths[going] - 1 - columns.start).clamp(max=len(columns))
@@ -136,7 +136,7 @@ class Rows:
     branches: Branches | None = None  # set if rows share the keys and values of their prompts
 
     def take(self, index: Tensor) -> Rows:
-        """Return the rows with these numbers; ``index`` is in host memory. Before ``go_on``, a row may be
+        """Return the rows with these indices, given in host memory. Before ``go_on``, the same row may be
         taken several times."""
         on_device, padded = sent(index, self.places.device), self.padded[index]
         if self.branches is not None:
@@ -156,10 +156,10 @@ class Rows:
         )
 
     def go_on(self, of: Tensor, branch: bool) -> Rows:
-        """Return rows that continue from these rows, which are prompts.
+        """Return new rows that continue these rows, which are prompts.
 
-        of: int64 [rows] in host memory, ascending, the number of each new row's prompt. branch: True if the
-        model can process rows that share one copy of their prompt (``can_branch``).
+        of: int64 [rows] in host memory, ascending, the index of each new row's prompt. branch: True if the
+        model supports rows that share one copy of their prompt (``can_branch``).
         """
         branches = (
             branched(self.cache, of, self.mask[:, : self.width] if self.mask is not None else None)
@@ -191,14 +191,14 @@ def decode(
     block: int,
     branch: bool = False,
 ) -> Iterator[tuple[Drawn, Tensor]]:
-    """Sample one response for each entry of ``of`` [rows], which has the number of the row's prompt.
+    """Sample one response for each entry of ``of`` [rows], the index of the row's prompt.
 
-    Whenever the loop finds that rows have ended, it yields the responses so far (always the same tensors) and
-    the numbers of these rows. The numbers and ``of`` are in host memory.
+    Each time the loop finds that rows have ended, it yields all responses so far (always the same tensors)
+    and the indices of these rows. The indices and ``of`` are in host memory.
 
-    uniform: float64 [rows, max_tokens] in [0, 1), one random number per token. block: steps between two
-    checks for ended rows. branch: True if rows of the same prompt share its keys and values. An ended row is
-    computed, but not read, until its block ends and a fifth of the rows has ended.
+    uniform: float64 [rows, max_tokens] in [0, 1), one random number per token. block: steps between checks
+    for ended rows. branch: True if rows with the same prompt share its keys and values. An ended row is still
+    computed, but not read, until its block ends and a fifth of the rows have ended.
     """
     rows = prefill(network, prompts, sampling.max_tokens).go_on(of, branch)
     rows.numbers, rows.places = torch.arange(len(of)), torch.arange(len(of), device=network.device)
@@ -227,8 +227,8 @@ def decode(
 
 
 def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
-    """Compute the prompts and return their rows, with space for ``room`` further tokens each. Prompts are
-    padded on the left, so that all end at the same place."""
+    """Run the prompts through the model and return their rows, each with space for ``room`` more tokens.
+    Prompts are padded on the left, so they all end at the same position."""
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     width = int(lengths.max())
     inside = torch.arange(width) >= width - lengths[:, None]
@@ -246,16 +246,18 @@ def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
 
 
 def advance(network: Network, rows: Rows, token: Tensor, step: int) -> Tensor:
-    """Run one decode step. Returns the hidden states [rows, hidden] after ``token`` [rows], the token with
-    number ``step`` of each response."""
+    """Run one decode step and return the hidden states [rows, hidden] after ``token`` [rows], token number
+    ``step`` of each response."""
     mask = None if rows.mask is None else rows.mask[:, : rows.width + step + 1]
     with stepping(rows.branches):
         return _hidden(network, token[:, None], (rows.prompt + step)[:, None], rows.cache, mask)
 
 
 def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
-    """Return the hidden states after the last of the tokens ``ids`` [rows, L]. mask: bool [rows, all tokens
-    so far], with at least one False; None without padding."""
+    """Return the hidden states after the last of the tokens ``ids`` [rows, L].
+
+    mask: bool [rows, all tokens so far] with at least one False, or None without padding.
+    """
     attended = {} if mask is None else {"attention_mask": mask}
     with known(), without_cudnn(network.device):
         return network.hidden(ids, positions, past_key_values=cache, use_cache=True, **attended)[:, -1]
@@ -263,8 +265,10 @@ def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask
 
 @torch.inference_mode()
 def check_cache(network: Network) -> None:
-    """Raise PlanError if the local generator cannot use the model's key-value cache. A test on a few tokens
-    checks rows of different lengths, removed rows, and rows that are taken twice."""
+    """Raise PlanError if the local generator can't use the model's key-value cache.
+
+    A test on a few tokens covers rows of different lengths, removed rows, and rows taken twice.
+    """
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     prompts, steps = ([torch.tensor(row) % vocabulary for row in rows] for rows in TRIAL)
     try:
@@ -284,9 +288,11 @@ def check_cache(network: Network) -> None:
 
 @torch.inference_mode()
 def can_branch(network: Network) -> bool:
-    """Return True if the model gives the same results for rows that share one copy of their prompt as for
-    single rows. This is tested on a few tokens. It is False if the model's layers use an attention other than
-    torch's."""
+    """Return True if the model's results for rows that share one copy of their prompt match those for single
+    rows.
+
+    This is tested on a few tokens. The answer is False if the model's layers don't use torch's attention.
+    """
     if "position_ids" not in network.takes or network.device.type != "cpu":
         return False
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
@@ -306,5 +312,5 @@ def can_branch(network: Network) -> bool:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a host tensor to a device without waiting for the device."""
+    """Copy a tensor from host memory to a device without waiting for the device."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

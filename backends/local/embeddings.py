@@ -1,8 +1,8 @@
-"""Save memory for the gradient of large embeddings that are tied to the language-model head.
+"""Save memory in the gradient of large embeddings that are tied to the language-model head.
 
-The gradient of the head has all rows of the vocabulary. This module adds the gradient rows of the tokens that
-were read to this tensor, in place. Autograd alone would make a second tensor of the same size. With sparse
-embeddings it would make a third, because autograd does not add sparse gradients in place.
+The head's gradient covers the whole vocabulary. The gradients of the embeddings that were read are added to
+it in place, row by row. Autograd alone would create a second tensor of this size, and a third with sparse
+embeddings, because it doesn't add sparse gradients in place.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rlflow.backends.local.sampling import LARGE
 
 
 def add_by_rows(network: Network) -> None:
-    """Make the backward pass add the gradient of tied embeddings with a large vocabulary row by row. Use this
-    only on a CPU, because on other devices the order of the sums may vary.
+    """Add the gradient of tied embeddings row by row in the backward pass, if the vocabulary is large.
 
-    While the embeddings are read, a second autograd leaf with the same memory replaces the parameter. Its
-    gradient has only the rows of the tokens that were read. ``backward`` adds these rows to the parameter's
-    gradient. ``torch.autograd.grad`` for the parameter returns only the head's part of the gradient.
+    This only applies on a CPU, because the order of the sums may vary on other devices. While the embeddings
+    are read, the parameter is replaced by another autograd leaf that uses the same memory. The leaf's
+    gradient has rows only for the tokens that were read, and ``backward`` adds them to the parameter's
+    gradient. Note that ``torch.autograd.grad`` returns only the head's part of the parameter's gradient.
     """
     embeddings, head = network.module.get_input_embeddings(), network.module.get_output_embeddings()
     tied = network.kind == "logprobs" and embeddings.weight is head.weight and embeddings.weight.requires_grad
@@ -36,7 +36,7 @@ def add_by_rows(network: Network) -> None:
 
 
 def _replace(replaced: list[Tensor], embeddings: Any, _inputs: Any) -> None:
-    """Replace the parameter with a second leaf."""
+    """Swap the parameter for another autograd leaf that uses the same memory."""
     weight = embeddings.weight
     if torch.is_grad_enabled() and weight.requires_grad:
         leaf = weight.detach().requires_grad_()
@@ -51,8 +51,8 @@ def _restore(replaced: list[Tensor], embeddings: Any, _inputs: Any, _outputs: An
 
 
 def _add_rows(weight: Tensor, leaf: Tensor) -> None:
-    """Move the sparse gradient of ``leaf`` to ``weight``. In a backward pass, the head's gradient comes
-    first, so the rows are added to it in place."""
+    """Move the sparse gradient of ``leaf`` to ``weight``. The head's gradient is already there by then, so
+    the rows are added in place."""
     rows, leaf.grad = leaf.grad, None
     assert rows is not None
     if weight.grad is None:

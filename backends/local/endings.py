@@ -1,4 +1,4 @@
-"""Find where sampled rows end: at end tokens, at stop strings, or at prescribed lengths."""
+"""Find where sampled rows end: at an end token, at a stop string, or at a set length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARGIN = 8
 
 @dataclass(frozen=True)
 class Endings:
-    """The rules by which sampled rows end."""
+    """The rules for where sampled rows end."""
 
     eos: Tensor  # int64 [n]: tokens that end a row
     stop: tuple[str, ...]  # strings that end a row
@@ -34,16 +34,15 @@ class Endings:
 
     @property
     def reach(self) -> int:
-        """The number of tokens before a new token that are needed to decide whether the row ends there."""
+        """How many tokens before a new token are needed to decide whether the row ends there."""
         return window(self.stop) - 1 if self.stop else 0
 
     def __call__(self, tokens: Tensor, new: int, before: int = 0) -> Tensor:
-        """Return int64 [rows]: the number of the token that ends each row, among its ``new`` newest tokens
-        and counted from 0. If no token ends the row, the number is ``new``.
+        """Return int64 [rows]: which of the ``new`` newest tokens ends each row, counted from 0, or ``new``
+        if none does.
 
-        tokens: int64 [rows, reach + new], the newest tokens and ``reach`` tokens before them. At the
-        beginning of a response, there may be fewer tokens before them. before: the number of tokens of a
-        response before the new ones.
+        tokens: int64 [rows, reach + new], the new tokens preceded by ``reach`` others, or fewer at the
+        beginning of a response. before: how many tokens of the response come before the new ones.
         """
         newest = tokens[:, tokens.shape[1] - new :]
         hits = newest == self.eos if len(self.eos) == 1 else torch.isin(newest, self.eos)
@@ -56,8 +55,8 @@ class Endings:
         return text_stops(self.stop, self.tokenizer, self.bare)
 
     def _stopped(self, tokens: Tensor, new: int, at: Tensor, free: int) -> Tensor:
-        """Return the ends ``at`` of the rows, corrected for stop strings that are complete earlier. free: how
-        many of the tokens before the new ones may end a row."""
+        """Replace the ends ``at`` with those of stop strings that are complete earlier. ``free`` is how many
+        of the tokens before the new ones may end a row."""
         first, stops = tokens.shape[1] - new + 1, self._stops
         rows = zip(tokens.tolist(), at.tolist(), strict=True)
         ends = [
@@ -68,17 +67,17 @@ class Endings:
 
 
 def window(stop: Sequence[str]) -> int:
-    """Return the number of newest tokens that can contain a complete stop string. Each token has at least one
+    """Return how many of the newest tokens could contain a complete stop string. A token has at least one
     byte."""
     return MARGIN + max(len(text.encode()) for text in stop)
 
 
 def text_stops(stop: Sequence[str], tokenizer: Any, bare: bool = False) -> Callable[[list[int], int], bool]:
-    """Return a function ``stops(tokens, free)``. It returns True if one of the ``free`` newest of these
-    tokens completes a stop string.
+    """Return a function ``stops(tokens, free)`` that tells whether one of the ``free`` newest tokens
+    completes a stop string.
 
-    A special token in a stop string matches only the token's id, not the same letters in other tokens. bare:
-    True to search stop strings without special tokens in the text without special tokens.
+    A special token in a stop string matches only that token's id, not the same characters spelled by other
+    tokens. bare: True to look for stop strings without special tokens in the text without special tokens.
     """
     if not stop:
         return lambda tokens, free: False
@@ -99,8 +98,10 @@ def text_stops(stop: Sequence[str], tokenizer: Any, bare: bool = False) -> Calla
 def _completes(
     end: str, ids: Mapping[int, int], tail: list[int], free: int, tokenizer: Any, bare: bool
 ) -> bool:
-    """Return True if one of the ``free`` newest tokens of ``tail`` completes the string ``end``. ids: place
-    in ``end`` → id of the special token at this place."""
+    """Return True if one of the ``free`` newest tokens of ``tail`` completes the string ``end``.
+
+    ids: the ids of special tokens in ``end``, by their position.
+    """
     (text,) = texts(tokenizer, [tail], bare)
     # a string that was complete before the new tokens does not count
     known = len(texts(tokenizer, [tail[:-free]], bare)[0]) if free < len(tail) else 0
@@ -118,16 +119,16 @@ def _completes(
 
 
 def _special_within(text: str, special: Mapping[int, str]) -> dict[int, int]:
-    """Return place → id for the special tokens in ``text``. If two special tokens match at one place, the
-    longer one counts."""
+    """Return the ids of the special tokens in ``text``, by their position. If two match at the same position,
+    the longer one wins."""
     ids = {name: number for number, name in special.items() if name and name in text}
     pattern = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))
     return {found.start(): ids[found[0]] for found in re.finditer(pattern, text)} if pattern else {}
 
 
 def ends_of_call(eos: Sequence[int], sampling: Sampling, vocabulary: int) -> list[int]:
-    """Return all tokens that end a row: the model's end tokens and ``stop_token_ids`` of ``sampling``. Raises
-    PlanError for a token that the model cannot sample."""
+    """Return all tokens that end a row: the model's end tokens and the ``stop_token_ids`` of ``sampling``.
+    Raises PlanError for a token that the model can't sample."""
     unknown = [token for token in sampling.stop_token_ids if token >= vocabulary]
     if unknown:
         raise PlanError.of(
@@ -145,9 +146,12 @@ def ends_of_call(eos: Sequence[int], sampling: Sampling, vocabulary: int) -> lis
 
 
 def eos_of(spec: ModelSpec, configs: Iterable[Any], vocabulary: int, tokenizer: Any) -> list[int]:
-    """Return the tokens that end a response: the tokens of ``spec``, or, if it has none, the tokens that the
-    model's configs and its tokenizer name. Raises PlanError if tokens are named but the model can sample none
-    of them, because no response would ever end."""
+    """Return the tokens that end a response: those in ``spec`` or, if it has none, those named by the model's
+    configs and tokenizer.
+
+    Raises PlanError if tokens are named but the model can't sample any of them, because no response would
+    ever end.
+    """
     named = set(spec.ends) or {token for config in (*configs, tokenizer) for token in _named(config)}
     sampled = sorted(token for token in named if 0 <= token < vocabulary)
     if named and not sampled:
@@ -162,6 +166,6 @@ def eos_of(spec: ModelSpec, configs: Iterable[Any], vocabulary: int, tokenizer: 
 
 
 def _named(config: Any) -> Iterable[int]:
-    """Return the end tokens that a config or a tokenizer names."""
+    """Return the end tokens named by a config or tokenizer."""
     ids = getattr(config, "eos_token_id", None)
     return (ids,) if isinstance(ids, int) else ids or ()

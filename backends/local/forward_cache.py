@@ -1,4 +1,4 @@
-"""Keep a forward pass and its autograd graph, so that the next update need not run it again."""
+"""Keep a forward pass and its autograd graph, so the next update doesn't have to run it again."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ READ = ("prompt_tokens", "tokens", "temperature")  # a forward pass depends on t
 
 
 class CachedForward:
-    """Keeps the forward pass of at most one micro-batch. Call ``drop`` after any change of the weights."""
+    """Keeps the forward pass of up to one micro-batch. Call ``drop`` whenever the weights change."""
 
     def __init__(self) -> None:
         self.drop()
 
     def keep(self, rows: Batch, flat: dict[str, Tensor]) -> None:
-        """Keep the forward pass of ``rows``. flat: its results, attached to the graph, in the trainer's flat
-        layout."""
+        """Keep the forward pass of ``rows``. ``flat`` is its results, attached to the graph, in the trainer's
+        flat layout."""
         self._rows, self._flat = rows, flat
 
     def take(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor] | None:
-        """Return the quantities in ``want`` if a pass over exactly these rows in this order is kept;
-        otherwise return None. In both cases, nothing is kept afterwards, because a graph serves only one
-        backward pass."""
+        """Return the quantities in ``want`` if the kept pass is over exactly these rows in this order, or
+        None otherwise.
+
+        Either way, nothing is kept afterwards, because a graph serves only one backward pass.
+        """
         cached, flat = self._rows, self._flat
         self.drop()
         fits = (

@@ -1,4 +1,4 @@
-"""The local generator. It samples with its own copy of the weights, or with the tensors of a trainer in the
+"""The local generator, which samples with its own copy of the weights or with the tensors of a trainer in the
 same process."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BRANCHED = 4
 
 
 class Generator:
-    """Samples responses. The method ``receive`` replaces its weights."""
+    """Samples responses with the weights last passed to ``receive``."""
 
     Settings = GeneratorSettings
 
@@ -67,8 +67,8 @@ class Generator:
 
     @classmethod
     def capabilities(cls, settings: GeneratorSettings, device: str) -> Capabilities:
-        """Return the generator's capabilities. The ranks of a subclass cannot be threads, and a subclass
-        cannot share a trainer's tensors."""
+        """Return the generator's capabilities. A subclass can't share a trainer's tensors, and its ranks
+        can't be threads."""
         return Capabilities(
             threads=cls is Generator,
             movable=("weights",),
@@ -78,13 +78,13 @@ class Generator:
         )
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
-        """Sample ``sampling.samples`` responses to each prompt. ``seeds`` has one number per row.
+        """Sample ``sampling.samples`` responses to each prompt. ``seeds`` has one number per response.
 
         Returns tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group on
-        the axis ``prompts.axis.repeat(samples)``. The columns of the prompts are not included.
+        the axis ``prompts.axis.repeat(samples)``, without the columns of the prompts.
 
-        The tokens of a row are a function of its prompt, its seed and the weights. Other rows affect them
-        only through the rounding of matrix products (about 1e-7 in float32). A token changes only if a
+        A row's tokens are determined by its prompt, its seed and the weights. Other rows affect them only
+        through rounding in matrix products (about 1e-7 in float32), which changes a token only if a
         cumulative probability is that close to its random number.
         """
         axis = _rows(prompts, sampling, seeds)
@@ -99,9 +99,9 @@ class Generator:
     ) -> Iterator[Batch]:
         """Yield the rows of ``generate`` in ``chunks`` batches, each as soon as all its rows have ended.
 
-        Shorter rows come first. Of rows with equal lengths, rows that ended by themselves come first, then
-        rows with lower numbers. If the cache does not have space for all rows, they are sampled in several
-        batches, one after another.
+        Shorter rows come first. Rows of equal length are ordered by how they ended (those that ended by
+        themselves come first) and then by number. If the cache can't hold all rows, they are sampled in
+        several batches, one after another.
         """
         axis = _rows(prompts, sampling, seeds)
         out = self._nothing_drawn(len(axis), sampling)
@@ -119,8 +119,8 @@ class Generator:
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Batch:
-        """Return the column ``logprobs`` of ``tokens`` after ``prompt_tokens``, at temperature 1, under the
-        generator's weights. All rows are computed in one pass."""
+        """Return the column ``logprobs`` for ``tokens`` following ``prompt_tokens``, at temperature 1 under
+        the generator's weights. All rows are computed in one pass."""
         self.network.check_row(longest_row(batch))
         layout = sequences(batch, self.network.device)
         positions = torch.arange(layout.ids.shape[1], device=self.network.device)[None]
@@ -143,43 +143,45 @@ class Generator:
         return Batch(axis, columns | {"group": group_column(axis)})
 
     def _nothing_drawn(self, rows: int, sampling: Sampling) -> Drawn:
-        """Return empty responses for all rows, on the CPU. Sampled rows are copied into them, because
-        training cannot use tensors that were made in inference mode."""
+        """Create empty responses for all rows on the CPU. Sampled rows are copied into them, because training
+        can't use tensors created in inference mode."""
         return Drawn.nothing(
             rows, sampling.max_tokens, torch.promote_types(self.network.module.dtype, torch.float32)
         )
 
     def share(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """From now on, sample with these tensors themselves. A trainer in the same process trains them."""
+        """Sample directly with these tensors from now on. They are trained by a trainer in the same
+        process."""
         self.network.share(weights)
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Copy new weights by Hugging Face name into this generator's tensors, in their dtype. ``version`` is
-        the number of updates that the new weights contain. Raises ValueError if a name is unknown or missing,
-        or if a shape differs."""
+        """Copy new weights by Hugging Face name into this generator's tensors, keeping their dtypes.
+
+        version: how many updates the new weights contain. Raises ValueError if a name is unknown or missing,
+        or if a shape differs.
+        """
         with self.writing(version):
             self.load(weights)
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Copy weights by name into this generator's tensors, without changing the version. Raises ValueError
+        """Copy weights by name into this generator's tensors, leaving the version as it is. Raises ValueError
         if a name is unknown or missing, or if a shape differs."""
         self.network.copy(weights)
 
     @contextlib.contextmanager
     def writing(self, version: int) -> Iterator[None]:
-        """Return a context for writing into the memory of ``destinations``. After it, the weights have this
-        version."""
+        """Let a ``with`` block write into the memory of ``destinations``. When the block ends, the weights
+        have this version."""
         yield
         self.version = version
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """Return the memory to which each of these tensors must be written: the complete parameter with the
-        same name."""
+        """Return the memory to write each of these tensors to: the complete parameter of the same name."""
         own = pieces_of((names[0], tensor) for names, tensor in self.network.own() if names[0] in tensors)
         return Destinations(own, {}, {}, self.network.device)
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of the weights. ``Trainer.sleep`` describes where they are kept."""
+        """Free the memory of the weights. See ``Trainer.sleep`` for where they are kept."""
         self.offloaded.put("weights", self.network.held())
         self.network.asleep = True
 
@@ -189,8 +191,8 @@ class Generator:
         self.network.asleep = False
 
     def _batches(self, prompts: Batch, rows: int, sampling: Sampling) -> Iterator[Tensor]:
-        """Yield batches of row numbers. Rows of a batch have prompts of similar length, and a batch has as
-        many rows as fit into the cache."""
+        """Yield batches of row indices. A batch has rows with prompts of similar length, as many as fit into
+        the cache."""
         own = prompts.data["prompt_tokens"].lengths
         config, folder = self.network.module.config, self.spec.folder
         check_room(
@@ -205,7 +207,7 @@ class Generator:
     def _drawings(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]
     ) -> Iterator[tuple[Tensor, Iterator[tuple[Drawn, Tensor]]]]:
-        """Yield (row numbers, iterator over the rows as they end) for each batch."""
+        """For each batch, yield its row indices and an iterator over its rows as they end."""
         prompts = prompts.select("prompt_tokens")
         for rows in self._batches(prompts, len(seeds), sampling):
             yield rows, self._sample(prompts, rows, sampling, seeds)
@@ -241,7 +243,7 @@ class Generator:
 
 
 def eos_ids(spec: ModelSpec, network: Network, tokenizer: Any) -> list[int]:
-    """Return all tokens that end a response of this model, as ``eos_of`` finds them."""
+    """Return all tokens that end this model's responses, as found by ``eos_of``."""
     module = network.module
     configs = module.generation_config, module.config, module.config.get_text_config()
     return eos_of(spec, configs, module.get_output_embeddings().weight.shape[0], tokenizer)
@@ -255,8 +257,8 @@ def _rows(prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Axis:
 
 
 def _take(out: Drawn, rows: Tensor, drawn: Drawn, done: Tensor) -> None:
-    """Copy the rows ``done`` of a batch into ``out``, which has all rows. ``rows``: the numbers of the
-    batch's rows in ``out``."""
+    """Copy the rows ``done`` of a batch into ``out``, which holds all rows. ``rows`` are the batch's row
+    indices in ``out``."""
     on_device = sent(done, drawn.tokens.device)
     out.tokens[rows[done]], out.logprobs[rows[done]] = (
         drawn.tokens[on_device].cpu(),
@@ -266,8 +268,8 @@ def _take(out: Drawn, rows: Tensor, drawn: Drawn, done: Tensor) -> None:
 
 
 def _in_order(out: Drawn, rows: Tensor) -> Tensor:
-    """Return the numbers of these rows, which have just ended, sorted by length; rows that ended by
-    themselves come first."""
+    """Sort rows that have just ended by length. Of equally long rows, those that ended by themselves come
+    first."""
     ends = zip(out.lengths[rows].tolist(), (~out.stopped[rows]).tolist(), rows.tolist(), strict=True)
     return torch.tensor([row for _, _, row in sorted(ends)], dtype=torch.int64)
 

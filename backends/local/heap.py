@@ -1,9 +1,9 @@
-"""Return freed memory of this process to the system if it accumulates.
+"""Return freed memory to the system when too much of it piles up.
 
-Each step frees its activations at its end, and the next step allocates activations of other sizes. Small
-objects that remain between them fragment the memory, so the C library can reuse less and less of it. A
-process that never returns memory therefore grows with each step. Returning all memory after each step would
-take 10 to 20 % of the time, because the kernel clears every page that is requested again.
+Each step frees its activations when it ends, and the next one allocates activations of other sizes. Small
+objects that remain between them fragment the memory, so the C library can reuse less and less of it, and a
+process that never returns memory grows with every step. Returning all memory after each step would take 10 to
+20 % of the time, because the kernel clears every page that is requested again.
 
 Memory is therefore returned at most once per iteration, before a pass whose graph is kept for an update.
 Otherwise it is returned only if the process has grown.
@@ -21,7 +21,7 @@ GROWTH = 1.1  # relative to the process size after a step that began with all fr
 
 
 def resident() -> int:
-    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
+    """Return this process's resident memory in bytes, or 0 if the system doesn't report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -29,16 +29,15 @@ def resident() -> int:
 
 
 def give_back() -> None:
-    """Return free pages of this process to the system. Does nothing if the C library is not glibc."""
+    """Return this process's free pages to the system. Without glibc, this does nothing."""
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class Heap:
-    """Returns freed memory to the system, on request or if the process has grown by a tenth.
+    """Returns freed memory to the system on request, or if the process has grown by a tenth.
 
-    measure: a function that returns the size of the process in bytes. release: a function that returns freed
-    memory.
+    measure: returns the size of the process in bytes. release: returns freed memory to the system.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Heap:
         self._given_back = True
 
     def step_ended(self) -> None:
-        """Measure the process after an optimizer step, and return freed memory if the process has grown."""
+        """Return freed memory if the process has grown. Call this after each optimizer step."""
         size = self._measure()
         if self._given_back:
             self._usual = max(self._usual, size)

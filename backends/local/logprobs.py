@@ -1,10 +1,10 @@
-"""Compute log-probs and entropy from hidden states, with the logits of only a few tokens at a time.
+"""Compute log-probs and entropy from hidden states, with logits for only a few tokens at a time.
 
-The logits of a batch are by far its largest tensor (16k tokens × 150k words × 4 bytes = 9.8 GB). Here, logits
-exist for at most ``tokens`` tokens at once. The logits of the first piece are kept for the backward pass, in
-the head's dtype. The logits of the other pieces are computed again in the backward pass. No other tensor has
-this size, except the gradient of the logits if it cannot overwrite the logits. Softmax and its gradient
-process a few rows at a time, so that these rows stay in the processor's cache.
+A batch's logits are by far its largest tensor (16k tokens × 150k words × 4 bytes = 9.8 GB). Here, logits
+exist for at most ``tokens`` tokens at once. Those of the first piece are kept for the backward pass, in the
+head's dtype; those of the other pieces are recomputed. No other tensor is as large, except the gradient of
+the logits if it can't overwrite them. Softmax and its gradient process a few rows at a time, which stay in
+the processor's cache.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Logits = Callable[[Tensor], Tensor]
 
 
 def tokens_at_once(setting: int, vocabulary: int) -> int:
-    """Return the number of tokens whose logits may exist at once. This is ``setting``, or, if it is 0, as
-    many tokens as have 2**28 logits together."""
+    """Return how many tokens may have logits at the same time: ``setting``, or, if it is 0, as many as share
+    2**28 logits."""
     return setting or max(1, ENTRIES // vocabulary)
 
 
@@ -38,13 +38,13 @@ def logprobs_and_entropy(
     entropy: bool,
     once: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the log-prob of each target, [entries], and, if requested, the entropy in nats, [entries]. The
-    distribution is softmax(logits(hidden) / temperature).
+    """Return the log-prob of each target, [entries], and, on request, the entropy in nats, [entries].
 
-    logits: a function from hidden states to logits, in any dtype. hidden: [entries, hidden size]. targets:
-    int64 [entries]. temperature: [entries]; None if all are 1. tokens: entries whose logits may exist at
-    once. The arithmetic after the logits is in float32 or better.
+    The distribution is softmax(logits(hidden) / temperature). From the logits on, everything is computed in
+    float32 or better.
 
+    logits: maps hidden states to logits, in any dtype. hidden: [entries, hidden size]. targets: int64
+    [entries]. temperature: [entries], or None if all are 1. tokens: how many entries may have logits at once.
     once: True if nothing else reads the logits. The backward pass then overwrites them with their gradient,
     and torch refuses a second backward pass.
     """
@@ -73,7 +73,7 @@ def _piece(
 
 
 class _LogProbs(torch.autograd.Function):
-    """Log-probs and entropies, [entries], from logits [entries, vocabulary]. The logits are not copied."""
+    """Log-probs and entropies [entries] of logits [entries, vocabulary], which aren't copied."""
 
     @staticmethod
     def forward(
@@ -110,19 +110,18 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _some(logits: Tensor) -> Iterator[slice]:
-    """Return slices of the rows of the logits. The rows of a slice fit into a cache together."""
+    """Split the rows of the logits into slices that each fit into a cache."""
     count = rows_at_once(logits, ELSEWHERE)
     return (slice(first, first + count) for first in range(0, len(logits), count))
 
 
 def rows_at_once(logits: Tensor, elsewhere: int) -> int:
-    """Return the number of rows of logits [rows, vocabulary] to process at once: as many as fit into a CPU's
-    cache. On other devices, as many rows as have ``elsewhere`` logits."""
+    """Return how many rows of logits [rows, vocabulary] to process at once: as many as fit into a CPU's cache
+    or, on other devices, as many as have ``elsewhere`` logits."""
     return max(1, (CACHED if logits.device.type == "cpu" else elsewhere) // logits.shape[-1])
 
 
 def _scaled(logits: Tensor, temperature: Tensor | None, rows: slice) -> Tensor:
-    """Return logits / temperature for these rows, in float32 or better. If nothing changes, this is a
-    view."""
+    """Return logits / temperature for these rows, in float32 or better. This is a view if nothing changes."""
     some = logits[rows].to(torch.promote_types(logits.dtype, torch.float32))
     return some if temperature is None else some / temperature[rows, None]

@@ -1,5 +1,5 @@
-"""Low-rank adapters (LoRA, Hu et al. 2022) with peft: the weights of the model are frozen, and each adapted
-linear layer gets two thin matrices that are trained."""
+"""Low-rank adapters (LoRA, Hu et al. 2022) with peft. The model's weights are frozen, and each adapted linear
+layer gets two thin matrices to train."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Whole = Callable[[Tensor], Tensor]  # gathers a complete tensor if this process 
 
 
 def peft_package() -> Any:
-    """Return the package peft. Raises PlanError if it is not installed."""
+    """Import and return peft. Raises PlanError if it isn't installed."""
     return require("peft", extra="lora")
 
 
 def add_adapters(module: Any, settings: TrainerSettings) -> None:
-    """Add an adapter to each linear layer of the backbone that ``settings.lora_targets`` selects, in place.
+    """Add an adapter, in place, to each linear layer of the backbone selected by ``settings.lora_targets``.
     All other weights of the backbone stay frozen.
 
-    The output of an adapted layer is W x + alpha / rank · B(A x). A and B are float32 or better. Raises
-    PlanError if ``settings`` select no layer.
+    An adapted layer computes W x + alpha / rank · B(A x), with A and B in float32 or better. Raises PlanError
+    if no layer is selected.
     """
     chosen = {
         name: layer
@@ -63,8 +63,8 @@ def add_adapters(module: Any, settings: TrainerSettings) -> None:
 
 
 def beginnings(module: Any, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (adapter weight, its initial value). A is drawn from ``seed`` and B is zero, so new adapters do
-    not change the model."""
+    """Yield each adapter weight with its initial value. A is drawn from ``seed`` and B is zero, so new
+    adapters don't change the model."""
     rng = torch.Generator().manual_seed(seed)
     for layer in adapted(module).values():
         a, b = layer.lora_A[ADAPTER].weight.detach(), layer.lora_B[ADAPTER].weight.detach()
@@ -76,8 +76,7 @@ def beginnings(module: Any, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _linear(module: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (name, layer) for the linear layers of the backbone. Language-model head and score head are not
-    included."""
+    """Yield the backbone's linear layers by name, leaving out the language-model head and the score head."""
     inside = set(module.base_model.modules())
     return (
         (name, layer)
@@ -87,7 +86,7 @@ def _linear(module: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def adapted(module: Any) -> dict[str, Any]:
-    """Return name → layer for the layers that have an adapter."""
+    """Return the layers that have an adapter, by name."""
     return {
         name: layer
         for name, layer in module.named_modules()
@@ -101,8 +100,8 @@ def is_adapter(name: str) -> bool:
 
 
 def plain(name: str) -> str:
-    """Return the name that this weight has in the model without adapters. For an adapter, return the name
-    that peft writes to files."""
+    """Return a weight's name in the model without adapters or, for an adapter, the name that peft writes to
+    files."""
     return (
         name.replace(".base_layer.", ".").replace(f".{ADAPTER}.", ".")
         if ".base_layer." in name or is_adapter(name)
@@ -112,25 +111,28 @@ def plain(name: str) -> str:
 
 @torch.no_grad()
 def merged(layer: Any, weight: Tensor, whole: Whole, precise: bool = False) -> Tensor:
-    """Return the sum of the layer's complete ``weight`` and its adapter, as a new tensor in the weight's
-    dtype. With ``precise``, the tensor has the adapter's dtype, float32 or better. whole: a function that
-    gathers a complete tensor."""
+    """Return the sum of a layer's complete ``weight`` and its adapter, as a new tensor in the weight's dtype.
+
+    precise: use the adapter's dtype (float32 or better) instead. whole: gathers a complete tensor.
+    """
     delta = _delta(layer, whole)
     summed = weight.to(delta.dtype) + delta
     return summed if precise else summed.to(weight.dtype)
 
 
 def _delta(layer: Any, whole: Whole) -> Tensor:
-    """Return the matrix that the adapter of a layer adds to its weight."""
+    """Return the matrix that a layer's adapter adds to its weight."""
     a, b = whole(layer.lora_A[ADAPTER].weight), whole(layer.lora_B[ADAPTER].weight)
     return ((b @ a).mT if layer.fan_in_fan_out else b @ a) * layer.scaling[ADAPTER]
 
 
 @torch.no_grad()
 def rounding(layers: Iterable[tuple[Any, Tensor]], whole: Whole) -> float:
-    """Return the share of the adapters' learning that rounding removes when they are merged: |merged - weight
-    - delta| / |delta| over all layers. It is 0 if the adapters have learned nothing. layers: (layer, its
-    complete weight) pairs."""
+    """Return how much of what adapters have learned is lost to rounding when they are merged: |merged -
+    weight - delta| / |delta| over all layers, or 0 if they have learned nothing.
+
+    layers: (layer, its complete weight) pairs.
+    """
     lost = learned = 0.0
     for layer, weight in layers:
         delta = _delta(layer, whole)
@@ -144,9 +146,11 @@ def rounding(layers: Iterable[tuple[Any, Tensor]], whole: Whole) -> float:
 def save_adapter(
     module: Any, settings: TrainerSettings, weights: Mapping[str, Tensor], base: Path | None, folder: Path
 ) -> None:
-    """Write adapters into ``folder`` as PEFT does. base: the folder of the model that the adapters belong to.
-    weights: name (as ``plain`` returns it) → complete tensor, including the weights of a score head that is
-    trained."""
+    """Write adapters to ``folder`` in PEFT's format.
+
+    weights: the complete tensors by name (as returned by ``plain``), including those of a score head that is
+    trained. base: the folder of the model that the adapters belong to.
+    """
     names, scores = list(adapted(module)), [name for name in weights if not is_adapter(name)]
     config = peft_package().LoraConfig(
         r=settings.lora,
@@ -168,8 +172,8 @@ def save_adapter(
 
 
 def _targets(module: Any, names: list[str]) -> list[str]:
-    """Return names of the adapted layers for PEFT's config. If the last part of a name (such as q_proj) never
-    belongs to a layer without an adapter, these last parts are enough. Otherwise, return full names."""
+    """Return the adapted layers for PEFT's config. The last parts of their names (such as q_proj) are used if
+    every layer with these has an adapter, and full names otherwise."""
     last = {name.rpartition(".")[2] for name in names}
     others = {
         name.rpartition(".")[2]
@@ -188,14 +192,14 @@ def _transposed(module: Any) -> bool:
 
 @torch.no_grad()
 def clear(module: Any) -> None:
-    """Set B of all adapters to zero, so that they no longer change the model."""
+    """Set B to zero in all adapters, so they no longer change the model."""
     for layer in adapted(module).values():
         layer.lora_B[ADAPTER].weight.zero_()
 
 
 def digest(module: Any, whole: Whole) -> Tensor:
-    """Return the sha256 of all frozen weights, uint8 [32]. It identifies the weights that adapters belong to.
-    whole: a function that gathers a complete tensor."""
+    """Return the sha256 of all frozen weights, uint8 [32], which identifies the weights that adapters belong
+    to. ``whole`` gathers a complete tensor."""
     total = hashlib.sha256()
     learning = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     for name, tensor in module.state_dict().items():

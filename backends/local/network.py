@@ -1,5 +1,5 @@
 """A Hugging Face causal model in two parts: a backbone that computes hidden states, and a head that is
-applied to selected positions."""
+applied at selected positions."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Transform = Callable[[Tensor], Tensor]
 class Network:
     """A model with its head.
 
-    module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number,
-    for values and scores; None for log-probs. amp: the dtype of autocast; None for no autocast. adapted: name
-    → layer with a LoRA adapter. takes: the names of the backbone's arguments. read: the language-model head.
-    vocabulary: the number of its logits. transform: the function that the model applies to logits after its
-    head, found by a trial. asleep: True if the weights are offloaded. reach: the length in tokens of the
-    longest row for which its rotary frequencies are right; None if there is no limit.
+    module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number
+    for values and scores, or None for log-probs. amp: the autocast dtype, or None for no autocast. adapted:
+    the layers with a LoRA adapter, by name. takes: the backbone's argument names. read: the language-model
+    head. vocabulary: how many logits it has. transform: what the model does to logits after its head, found
+    by trying. asleep: True if the weights are offloaded. reach: the length in tokens of the longest row for
+    which the rotary frequencies are right, or None if there's no limit.
     """
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None) -> None:
@@ -59,8 +59,8 @@ class Network:
         self.reach: int | None = None
 
     def try_out(self) -> None:
-        """Check that the model is causal, and find the function that it applies to its logits. Raises
-        PlanError if the model is not supported.
+        """Check that the model is causal, and find out what it does to its logits. Raises PlanError if the
+        model isn't supported.
 
         Call this after the weights are loaded and before autocast is set, because the check needs exact
         numbers.
@@ -70,12 +70,12 @@ class Network:
             self.transform = _logit_transform(self)
 
     def hold_rotary(self, longest: int) -> None:
-        """Fix the rotary frequencies for rows of at most ``longest`` tokens (``rotary.hold``). Call this
-        before any computation."""
+        """Fix the rotary frequencies for rows of up to ``longest`` tokens (``rotary.hold``). Call this before
+        anything is computed."""
         self.reach = rotary.hold(self.module, longest)
 
     def check_row(self, tokens: int) -> None:
-        """Raise PlanError if a row of this many tokens needs rotary frequencies other than the fixed ones."""
+        """Raise PlanError if a row of this many tokens would need different rotary frequencies."""
         if self.reach is not None and tokens > self.reach:
             raise PlanError.of(
                 "longest-row",
@@ -92,7 +92,7 @@ class Network:
         return self.module.device
 
     def hidden(self, ids: Tensor, positions: Tensor, **options: Any) -> Tensor:
-        """Return the hidden states [rows, L, hidden] of the tokens ``ids`` [rows, L]. positions: [rows or 1,
+        """Compute the hidden states [rows, L, hidden] of the tokens ``ids`` [rows, L]. positions: [rows or 1,
         L]."""
         self.check_awake()
         if "position_ids" in self.takes:
@@ -101,9 +101,11 @@ class Network:
             return self.backbone(input_ids=ids, **options).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits [..., vocabulary], including the model's own scaling or soft capping. With
-        scaling or soft capping, logits are float32 (float64 for a float64 model). Otherwise they are the
-        head's output, which may be bfloat16."""
+        """Compute the logits [..., vocabulary], including the model's own scaling or soft capping.
+
+        With scaling or soft capping, logits are float32 (float64 for a float64 model). Otherwise they are the
+        head's output, which may be bfloat16.
+        """
         with self.precision():
             logits = self.read(hidden)
         if self.transform is as_it_is:
@@ -111,21 +113,20 @@ class Network:
         return self.transform(logits.float() if logits.dtype in LOW else logits)
 
     def numbers(self, hidden: Tensor) -> Tensor:
-        """Return the values or scores [...] that the linear head computes. They have the dtype of the head
-        and are never rounded to bfloat16."""
+        """Compute the values or scores [...] with the linear head. They have the head's dtype and are never
+        rounded to bfloat16."""
         return self.head(hidden.to(self.head.weight.dtype))[..., 0]
 
     def precision(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which the model computes: autocast to ``amp``, or no autocast if ``amp`` is
+        """Return the context in which the model computes: autocast to ``amp``, or no autocast if it is
         None."""
         return torch.autocast(self.device.type, self.amp) if self.amp else contextlib.nullcontext()
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return Hugging Face name → parameter for all trained parameters, including the value head. A tied
-        parameter appears once.
+        """Return all trained parameters by Hugging Face name, including the value head. A tied parameter
+        appears only once.
 
-        The language-model head of a critic is not trained. With adapters, the adapters are trained and the
-        backbone is not.
+        A critic's language-model head isn't trained. With adapters, only they are trained, not the backbone.
         """
         named = {lora.plain(name): p for name, p in self.module.named_parameters() if p.requires_grad}
         if self.kind == "values":
@@ -136,9 +137,11 @@ class Network:
         return named
 
     def tensors(self, precise: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, tensor) for each weight and buffer of the model. A tied weight comes
-        once. Adapters are merged into new tensors, which have the weights' dtype, or, with ``precise``, the
-        adapters' dtype."""
+        """Yield the model's weights and buffers with their Hugging Face names. A tied weight is yielded only
+        once.
+
+        Adapters are merged into new tensors, in the weights' dtype or, with ``precise``, in the adapters'.
+        """
         for (name, *_), tensor in self.own():
             layer = self.adapted.get(name.removesuffix(".weight"))
             yield (
@@ -149,25 +152,25 @@ class Network:
             )
 
     def merging(self) -> Iterator[tuple[Any, Tensor]]:
-        """Yield (layer, its complete weight) for each layer that has an adapter."""
+        """Yield each layer that has an adapter, with its complete weight."""
         for (name, *_), tensor in self.own():
             if (layer := self.adapted.get(name.removesuffix(".weight"))) is not None:
                 yield layer, self.whole(tensor)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """Return the complete tensor. In a subclass, other processes may hold parts of a tensor of the
-        network or its optimizer."""
+        """Return the complete tensor. In a subclass, parts of the network's and optimizer's tensors may be
+        held by other processes."""
         return tensor
 
     def put(self, target: Tensor, value: Tensor) -> None:
-        """Write the complete ``value`` into a tensor of the network or its optimizer, in place. If both share
-        their memory, nothing is done."""
+        """Write the complete ``value`` into a tensor of the network or its optimizer, in place, unless the
+        two already share their memory."""
         if target.data_ptr() != value.data_ptr():
             target.copy_(value)
 
     def own(self) -> Iterator[tuple[list[str], Tensor]]:
-        """Yield (all names, tensor) for each weight and buffer, without adapters. A tied weight has several
-        names and comes once."""
+        """Yield (all names, tensor) for each weight and buffer, without adapters. A tied weight is yielded
+        only once, with all its names."""
         self.check_awake()
         groups: dict[Any, tuple[list[str], Tensor]] = {}
         for name, tensor in self.module.state_dict(keep_vars=True).items():
@@ -178,12 +181,12 @@ class Network:
         return iter(groups.values())
 
     def identity(self, tensor: Tensor) -> Any:
-        """Return a key that is the same for all names of a tied weight; None for an empty tensor."""
+        """Return a key that is the same for all names of a tied weight, or None for an empty tensor."""
         return (tensor.data_ptr(), tensor.shape) if tensor.numel() else None
 
     def share(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """From now on, compute with ``tensors`` instead of this network's own weights of the same names. A
-        tensor with a different dtype or device is ignored."""
+        """Compute with ``tensors`` from now on, rather than this network's own weights of the same names.
+        Tensors with a different dtype or device are ignored."""
         shared, own = dict(tensors), self.module.state_dict(keep_vars=True)
         for names, _ in self.own():
             tensor = next((shared[name] for name in names if name in shared), None)
@@ -195,7 +198,7 @@ class Network:
                     own[name].data = tensor.detach()
 
     def copy(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Copy ``tensors`` into the weights with the same names, and reset adapters. Raises ValueError if a
+        """Copy ``tensors`` into the weights of the same names, and reset adapters. Raises ValueError if a
         name is unknown, a shape differs, or a weight is missing."""
         groups = list(self.own())
         own = {name: tensor for names, tensor in groups for name in names}
@@ -222,18 +225,18 @@ class Network:
             lora.clear(self.module)
 
     def check_awake(self) -> None:
-        """Raise ValueError if the weights are offloaded, because computing with empty storages would crash
-        the process."""
+        """Raise ValueError if the weights are offloaded. Computing with empty storages would crash the
+        process."""
         if self.asleep:
             raise ValueError("found weights that are asleep, expected wake() before they are used")
 
     def held(self) -> Iterator[Tensor]:
-        """Yield the tensors of model and head that are in this process's memory."""
+        """Yield the tensors of the model and head that are in this process's memory."""
         for module in (self.module, self.head):
             yield from (*module.parameters(), *module.buffers()) if module is not None else ()
 
     def to(self, device: torch.device | str) -> None:
-        """Move model and head to a device."""
+        """Move the model and head to a device."""
         self.module.to(device)
         if self.head is not None:
             self.head.to(device)
@@ -244,9 +247,12 @@ class Network:
         self.write(folder, merged, self.head.state_dict() if self.kind == "values" else {})
 
     def write(self, folder: Path, tensors: dict[str, Tensor] | None, head: dict[str, Tensor]) -> None:
-        """Write a model folder with the weights ``tensors`` and the value head ``head``. If ``tensors`` is
-        None, write the model's own weights. If adapters are merged into the weights, all weights are written
-        in float32, the dtype of a trained model without adapters."""
+        """Write a model folder with the weights ``tensors``, or the model's own if None, and the value head
+        ``head``.
+
+        If adapters are merged into the weights, all weights are written in float32, the dtype in which a
+        model without adapters is trained.
+        """
         if self.adapted and tensors is not None:
             tensors = {
                 name: tensor.float() if tensor.dtype in LOW else tensor for name, tensor in tensors.items()
@@ -264,17 +270,17 @@ class Network:
 
 
 def _silent(*_: Any) -> None:
-    """Replace transformers' warning about padding. The warning is not needed, because masks are passed
+    """Take the place of transformers' warning about padding. It isn't needed, because masks are passed
     wherever padding could be read."""
 
 
 def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:
-    """Load the model in ``spec.folder`` with the head that ``spec`` requests, and return its network. No code
-    from the folder is run, and nothing is downloaded.
+    """Load the model in ``spec.folder`` with the head that ``spec`` asks for. No code from the folder is run,
+    and nothing is downloaded.
 
-    A frozen model has the dtype ``spec.dtype``. A trained bfloat16 model keeps float32 weights and computes
-    in bfloat16. If ``settings`` request adapters, a trained model gets them, and its other weights are
-    frozen. Raises PlanError if the folder does not contain such a model.
+    A frozen model has the dtype ``spec.dtype``. A bfloat16 model that is trained keeps float32 weights and
+    computes in bfloat16. If ``settings`` ask for adapters, a trained model gets them and its other weights
+    are frozen. Raises PlanError if the folder doesn't contain such a model.
     """
     module, head = parts(spec, settings, load_whole)
     network = Network(module, spec.head, head)
@@ -289,8 +295,10 @@ def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Ne
 
 @contextlib.contextmanager
 def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
-    """Return a context for saving a model with its generation config exactly as it was loaded. Without it,
-    transformers refuses to save some generation configs, such as one with top_k but without do_sample."""
+    """Save a model inside a ``with`` block, with its generation config exactly as it was loaded.
+
+    transformers would refuse to save some generation configs, such as one with top_k but without do_sample.
+    """
     generation = getattr(module, "generation_config", None)
     if generation is None:
         yield
@@ -305,13 +313,13 @@ def _generation_as_it_is(module: Any, folder: Path) -> Iterator[None]:
 
 
 def as_it_is(logits: Tensor) -> Tensor:
-    """Return ``logits`` unchanged: the function of a model that applies nothing after its head."""
+    """Return ``logits`` unchanged, for models that do nothing to them after the head."""
     return logits
 
 
 def _candidates(config: Any) -> Iterator[Transform]:
-    """Yield the functions that a model may apply to its logits, according to its config: soft capping
-    (Gemma), scaling (Cohere, Granite), or none."""
+    """Yield what a model may do to its logits according to its config: soft capping (Gemma), scaling (Cohere,
+    Granite), or nothing."""
     cap, scale, divisor = (
         getattr(config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
     )
@@ -327,8 +335,8 @@ def _candidates(config: Any) -> Iterator[Transform]:
 
 @torch.no_grad()
 def _check_causal(network: Network) -> None:
-    """Raise PlanError if a change of the last token changes the hidden states before it. In such a model, the
-    tokens after the end of a row would change its numbers."""
+    """Raise PlanError if changing the last token changes earlier hidden states. In such a model, whatever
+    follows the end of a row would change the row's numbers."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     ids, places = (
         torch.arange(4, device=network.device)[None] % vocabulary,
@@ -352,7 +360,7 @@ def _check_causal(network: Network) -> None:
 def _logit_transform(network: Network) -> Transform:
     """Return the function that the model applies to its head's logits, such as a scale or a soft cap.
 
-    Known functions are tried on a few tokens until one reproduces the model's own logits. In this trial, the
+    Known functions are tried on a few tokens until one reproduces the model's own logits. For this, the
     head's output is spread over [-30, 30], because a soft cap hardly changes small logits.
     """
     module = network.module

@@ -1,9 +1,9 @@
 """Move tensors out of memory and back, in place. Their storages are emptied and later filled again, so views,
 tied weights and optimizers keep their tensors.
 
-Tensors on a GPU move to host memory. Tensors in host memory move to an unnamed file, which disappears with
-the process, even after a crash. The file is in the folder that TMPDIR names, otherwise in /var/tmp, which is
-on a disk even if /tmp is in memory.
+Tensors on a GPU move to host memory. Tensors in host memory move to an unnamed file that disappears with the
+process, even after a crash. It is created in TMPDIR if this is set, or else in /var/tmp, which is on disk
+even if /tmp is in memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from rlflow.backends.local.heap import give_back
 
 @dataclass
 class Stored:
-    """The storages of an offloaded part and their sizes, and the file or host tensors that have their
-    bytes."""
+    """An offloaded part's storages and their sizes, and the file or host tensors that hold their bytes."""
 
     storages: list[tuple[UntypedStorage, int]]
     file: IO[bytes] | None
@@ -44,9 +43,11 @@ class OffloadedParts:
         return part in self._stored
 
     def put(self, part: str, tensors: Iterable[Tensor]) -> int:
-        """Offload ``tensors`` under the name ``part``: empty their storages, and return the number of bytes
-        freed. All views of these tensors lose their content until ``back``. If there is not enough space,
-        raises OSError without freeing anything."""
+        """Offload ``tensors`` as ``part`` by emptying their storages, and return the number of bytes freed.
+
+        All views of these tensors lose their content until ``back``. Raises OSError, without freeing
+        anything, if there isn't enough space.
+        """
         if part in self._stored:
             return 0
         storages = list(_storages(tensors))
@@ -66,8 +67,8 @@ class OffloadedParts:
         return sum(size for _, size in stored.storages)
 
     def back(self, part: str) -> int:
-        """Fill the storages of ``part`` again, bit for bit, and return the number of bytes used. If the part
-        is in memory, does nothing and returns 0."""
+        """Refill the storages of ``part``, bit for bit, and return the number of bytes used, which is 0 if
+        the part is already in memory."""
         stored = self._stored.pop(part, None)
         if stored is None:
             return 0
@@ -82,8 +83,7 @@ class OffloadedParts:
 
 
 def _written(storages: Iterable[UntypedStorage]) -> IO[bytes]:
-    """Write the storages to an unnamed file and return the file. Raises OSError if there is not enough
-    space."""
+    """Write the storages to an unnamed file and return it. Raises OSError if there isn't enough space."""
     folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
     file = tempfile.TemporaryFile(prefix="rlflow-", dir=folder)  # noqa: SIM115 - it must outlive this call
     try:
@@ -107,8 +107,8 @@ def _read(file: IO[bytes], storages: Iterable[UntypedStorage]) -> None:
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
-    """Yield each distinct non-empty storage of the tensors. Memory that torch cannot free, such as a mapped
-    file, is first copied to memory that torch has allocated."""
+    """Yield each distinct non-empty storage of the tensors. Memory that torch can't free, such as a mapped
+    file, is first copied to memory allocated by torch."""
     by_storage: dict[int, list[Tensor]] = {}
     for tensor in tensors:
         by_storage.setdefault(torch_private.storage_key(tensor), []).append(tensor)
@@ -128,6 +128,6 @@ def _bytes(storage: UntypedStorage) -> Tensor:
 
 
 def _memory(storage: UntypedStorage) -> memoryview:
-    """Return the bytes of a host storage. NumPy is not used, because torch does not resize memory that it has
-    shared with NumPy."""
+    """Return the bytes of a storage in host memory. NumPy isn't used, because torch doesn't resize memory it
+    has shared with NumPy."""
     return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")

@@ -1,8 +1,7 @@
-"""Lay out rows without padding: all tokens are in one sequence, and the common prefix of prompts is there
-only once.
+"""Lay out rows without padding, in a single sequence that contains each common prompt prefix only once.
 
-All layers except attention process each token separately, so they process exactly these tokens. Attention is
-computed for each ``Block`` (attention.py).
+All layers except attention process each token on its own, so they need no more than these tokens. Attention
+is computed for each ``Block`` (attention.py).
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from rlflow.training.prefixes import Family, families
 
 @dataclass(frozen=True)
 class Run:
-    """Adjacent rows of equal length in the packed sequence: ``count`` rows of ``length`` tokens each. The
-    first row begins at ``start``."""
+    """``count`` adjacent rows of ``length`` tokens each in the packed sequence, beginning at ``start``."""
 
     start: int
     count: int
@@ -29,14 +27,14 @@ class Run:
 
     @property
     def end(self) -> int:
-        """The place after the last token of the run."""
+        """The position after the run's last token."""
         return self.start + self.count * self.length
 
 
 @dataclass(frozen=True)
 class Block:
-    """The tokens of one family in the packed sequence: first the ``shared`` common tokens (possibly none)
-    from ``start`` on, then the other tokens of each row."""
+    """The tokens of one family in the packed sequence: the ``shared`` common tokens (possibly none) beginning
+    at ``start``, followed by the rest of each row."""
 
     start: int
     shared: int
@@ -44,19 +42,19 @@ class Block:
 
     @property
     def rows(self) -> slice:
-        """The places of all tokens of the block after the common ones."""
+        """The positions of the block's tokens after the common ones."""
         return slice(self.start + self.shared, self.runs[-1].end)
 
     @property
     def longest(self) -> int:
-        """The number of tokens of the longest row, including the common ones."""
+        """The length of the longest row in tokens, including the common ones."""
         return self.shared + self.runs[0].length
 
 
 @dataclass(frozen=True)
 class PackedRows(Sequences):
-    """``Sequences`` with all rows in one sequence: ``ids`` is int64 [1, tokens], and ``before`` and ``last``
-    are places in it."""
+    """``Sequences`` with all rows in a single sequence. ``ids`` is int64 [1, tokens], and ``before`` and
+    ``last`` are positions in it."""
 
     positions: Tensor  # int64 [1, tokens]: the place of each token in its own row
     blocks: tuple[Block, ...]
@@ -96,8 +94,8 @@ def packed(rows: Batch, device: torch.device) -> PackedRows:
 
 
 def _block(family: Family, whole: list[int], start: int) -> tuple[Block, list[int]]:
-    """Return (block, rows in the order of the block) for a family. The block begins at ``start``, and its
-    longest rows come first. whole: the number of tokens of each row."""
+    """Return a family's block, which begins at ``start`` with its longest rows first, and the rows in this
+    order. ``whole`` is the length of each row in tokens."""
     order = sorted(family.rows, key=lambda row: -whole[row])
     return Block(
         start,

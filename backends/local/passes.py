@@ -1,5 +1,4 @@
-"""Compute the hidden states of rows in the padded or the packed layout, and test whether a model supports the
-packed layout."""
+"""Compute the hidden states of padded or packed rows, and test whether a model supports packing."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ COMMON = {"prompt_tokens": [[2, 4, 5, 6, 7, 8], [2, 4, 5, 6, 7, 2], [9, 3]]}
 
 
 def hidden_states(network: Network, layout: Sequences) -> Tensor:
-    """Return the hidden states of all places of the layout, [places, hidden]. ``layout.before`` and
-    ``layout.last`` index this tensor."""
+    """Return the hidden states at all positions of the layout, [positions, hidden], which ``layout.before``
+    and ``layout.last`` index."""
     if isinstance(layout, PackedRows):
         # without a mask, transformers would search for rows that begin at position 0
         with over(layout.blocks):
@@ -40,9 +39,11 @@ def hidden_states(network: Network, layout: Sequences) -> Tensor:
 
 @torch.no_grad()
 def can_pack(network: Network) -> bool:
-    """Return True if the model gives the same results for packed rows as for single rows. This is tested on a
-    few tokens. It is False if the model's layers carry state from token to token, or use an attention other
-    than torch's."""
+    """Return True if the model's results for packed rows match those for single rows.
+
+    This is tested on a few tokens. The answer is False if the model's layers carry state from token to token
+    or don't use torch's attention.
+    """
     if "position_ids" not in network.takes:
         return False
     try:
@@ -63,7 +64,7 @@ def _tried(
     layout: Callable[[Batch, torch.device], Sequences],
     columns: Mapping[str, list[list[int]]],
 ) -> list[Tensor]:
-    """Return, for each row, the hidden states before each response token."""
+    """For each row, return the hidden states before its response tokens."""
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     rows = Batch.of(
         **{name: [[token % vocabulary for token in row] for row in some] for name, some in columns.items()}
@@ -87,6 +88,6 @@ def alike(network: Network, one: Tensor, other: Tensor) -> bool:
 
 
 def _changed(before: list[Tensor], after: list[Tensor]) -> list[bool]:
-    """Return one bool per row: True if any bit of the row's hidden states has changed. This is also reliable
-    in short dtypes, in which rounding may be larger than the effect of one row on another row."""
+    """For each row, tell whether any bit of its hidden states has changed. This works even in short dtypes,
+    in which rounding may be larger than the effect of one row on another."""
     return [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]

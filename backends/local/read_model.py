@@ -1,4 +1,4 @@
-"""Read a model folder into the modules of a network: the backbone with its head, or a value head."""
+"""Read a model folder into a network's modules: the backbone with its head, or a value head."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Load = Callable[..., Any]
 
 
 def computes_low(spec: ModelSpec) -> bool:
-    """Return True if the model keeps float32 weights but computes in bfloat16."""
+    """Return True if the model has float32 weights but computes in bfloat16."""
     return spec.dtype == "bfloat16" and spec.trained
 
 
 def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tuple[Any, nn.Linear | None]:
-    """Return (model, head). ``load`` loads the model. The head is None for log-probs. Adapters are added but
+    """Return the model, as loaded by ``load``, and its head, or None for log-probs. Adapters are added but
     not initialised. See ``load_network``."""
     adapters = settings if settings is not None and settings.lora and spec.trained else None
     if adapters:
@@ -70,8 +70,8 @@ def _head(module: Any, spec: ModelSpec) -> nn.Linear | None:
 
 
 def value_head(module: Any, folder: Path) -> nn.Linear:
-    """Return a linear map from hidden states to one value. Its weights come from ``folder`` if they were
-    saved there; otherwise they are zero."""
+    """Return a linear map from hidden states to one value, with the weights saved in ``folder``, or zeros if
+    there are none."""
     weight = module.get_output_embeddings().weight
     head = nn.Linear(weight.shape[1], 1, dtype=torch.promote_types(weight.dtype, torch.float32))
     nn.init.zeros_(head.weight)
@@ -82,8 +82,8 @@ def value_head(module: Any, folder: Path) -> nn.Linear:
 
 
 def checkpoint_layers(module: Any) -> None:
-    """Make each layer recompute its activations in the backward pass (gradient checkpointing). Only the flag
-    ``training`` of the layers is set, so dropout stays off."""
+    """Make each layer recompute its activations in the backward pass (gradient checkpointing). Only the
+    layers' own ``training`` flag is set, so dropout stays off."""
     # where the newer name exists, the older one warns
     newer = getattr(module, "activation_checkpointing_enable", None)
     (newer or module.gradient_checkpointing_enable)({"use_reentrant": False, "preserve_rng_state": False})
@@ -108,8 +108,8 @@ def _config(spec: ModelSpec) -> Any:
 
 @contextlib.contextmanager
 def readable(spec: ModelSpec) -> Iterator[None]:
-    """Return a context in which errors of transformers and safetensors about an unreadable folder become
-    PlanErrors."""
+    """Turn errors from transformers and safetensors about an unreadable folder into PlanErrors inside a
+    ``with`` block."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
@@ -130,8 +130,11 @@ def _first_sentence(error: Exception) -> str:
 def load_whole(
     kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any
 ) -> Any:
-    """Load a model of the Auto class ``kind`` completely. Raises PlanError if the folder lacks a weight that
-    is not in ``allowed``, or if a weight has a wrong shape or is not finite."""
+    """Load all of a model of the Auto class ``kind``.
+
+    Raises PlanError if the folder lacks a weight that isn't in ``allowed``, or if a weight has the wrong
+    shape or isn't finite.
+    """
     assert spec.folder is not None
     with quiet():  # missing weights raise an error below
         module, info = pretrained.read_model(
@@ -160,7 +163,7 @@ def load_whole(
 
 
 def _check_finite(module: Any, spec: ModelSpec) -> None:
-    """Raise PlanError if weights have NaN or infinities, because every number of the run would then be
+    """Raise PlanError if weights contain NaN or infinities, which would turn every number of the run into
     NaN."""
     bad = [
         name
@@ -178,8 +181,8 @@ def _check_finite(module: Any, spec: ModelSpec) -> None:
 
 
 def _aligned(module: Any) -> Any:
-    """Copy weights that do not have torch's memory alignment. Weights from files may lack it, and the
-    rounding of products can depend on alignment."""
+    """Copy weights that don't have torch's memory alignment. Weights from files may lack it, and it can
+    affect how products are rounded."""
     for tensor in module.parameters():
         if tensor.data_ptr() % ALIGNED:
             tensor.data = tensor.data.clone()
@@ -188,7 +191,7 @@ def _aligned(module: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Return a context in which transformers shows no reports and no progress bars."""
+    """Silence transformers' reports and progress bars inside a ``with`` block."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -202,9 +205,11 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unwrapped() -> Iterator[None]:
-    """Return a context in which `save_pretrained` does not search for wrappers, which rlflow's models do not
-    have. If accelerate and DeepSpeed are installed, the search imports both, which takes seconds and prints a
-    line."""
+    """Keep `save_pretrained` from searching for wrappers, which rlflow's models don't have, inside a ``with``
+    block.
+
+    If accelerate and DeepSpeed are installed, the search imports both, which takes seconds and prints a line.
+    """
     search = modeling_utils.unwrap_model
     modeling_utils.unwrap_model = lambda model, recursive=False: model
     try:
@@ -226,8 +231,8 @@ def _language_model(spec: ModelSpec, dtype: torch.dtype, load: Load) -> Any:
 
 
 def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any:
-    """Return a sequence classifier with one label. If a language model without a score head is to be trained,
-    its new head is zero."""
+    """Return a sequence classifier with one label. A language model that is to be trained as a scorer but has
+    no score head gets a new one, initialised to zero."""
     has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     if not has_head and not spec.trained:
         raise PlanError.of(

@@ -9,25 +9,25 @@ from rlflow.errors import PlanError
 
 
 def positions(config: Any) -> int | None:
-    """Return the maximum number of positions in a model's config; None if the config does not name it."""
+    """Return the maximum number of positions according to a model's config, or None if it doesn't say."""
     known = getattr(config.get_text_config(), "max_position_embeddings", None)
     return known if isinstance(known, int) and known > 0 else None
 
 
 def longest(config: Any) -> int | None:
-    """Return the number of tokens of the longest row that a model accepts, including the prompt; None if it
-    is unknown.
+    """Return the length in tokens of the longest row that a model accepts, including the prompt, or None if
+    it's unknown.
 
-    The config's number is always multiplied by the factor of the rotary positions, although some configs
-    already include it. Only rows that are certainly too long are therefore refused.
+    The config's number is always multiplied by the scaling factor of the rotary positions, even though some
+    configs already include it. This way, only rows that are certain to be too long are refused.
     """
     known = positions(config)
     return known and int(known * _stretch(getattr(config.get_text_config(), "rope_parameters", None)))
 
 
 def _stretch(rope: Any) -> float:
-    """Return the largest scaling factor of the model's rotary positions. Each kind of layer may have its own
-    factor."""
+    """Return the largest scaling factor of the model's rotary positions. Each kind of layer may have its
+    own."""
     if not isinstance(rope, dict):
         return 1.0
     return max([float(rope.get("factor") or 1.0), *(_stretch(own) for own in rope.values())])
@@ -36,11 +36,11 @@ def _stretch(rope: Any) -> float:
 def check_room(
     prompts: Sequence[int], max_tokens: int, most: int | None, limit: str, remedy: str = ""
 ) -> None:
-    """Check that each prompt can be followed by ``max_tokens`` tokens. prompts: the number of tokens of each
-    prompt.
+    """Check that each prompt leaves room for ``max_tokens`` more tokens.
 
-    Raises ValueError for an empty prompt, and PlanError if a row would have more than ``most`` tokens. limit:
-    a description of ``most`` for the message. remedy: an additional remedy for the message.
+    prompts: the length of each prompt in tokens. limit: describes ``most`` in the message. remedy: an extra
+    remedy for the message. Raises ValueError for an empty prompt, and PlanError if a row could have more than
+    ``most`` tokens.
     """
     if not all(prompts):
         raise ValueError(

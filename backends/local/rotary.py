@@ -1,8 +1,8 @@
-"""Fix the rotary frequencies of models for which transformers chooses frequencies by the longest row of a
-batch (longrope, dynamic).
+"""Fix the rotary frequencies of models for which transformers chooses them by the longest row of a batch
+(longrope, dynamic).
 
-Without this, the numbers of a row would change with the other rows of its batch. Keys in a cache would keep
-old frequencies while later keys get new ones.
+Otherwise, a row's numbers would depend on the other rows of its batch, and cached keys would keep old
+frequencies while later keys get new ones.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MSCALES = ("short_mscale", "long_mscale")  # factors that Phi-3.5-MoE applies to
 
 @torch.no_grad()
 def hold(module: Any, tokens: int) -> int | None:
-    """Fix the rotary frequencies of a model, in place, to the frequencies that transformers chooses for rows
-    of ``tokens`` tokens. 0 stands for the model's number of positions.
+    """Fix a model's rotary frequencies, in place, to those that transformers chooses for rows of ``tokens``
+    tokens. With 0, the model's number of positions is used.
 
-    Returns the length in tokens of the longest row for which these frequencies are right; None if there is no
-    limit. Raises PlanError if the frequencies still change with the longest row.
+    Returns the length in tokens of the longest row for which these frequencies are right, or None if there's
+    no limit. Raises PlanError if the frequencies still change with the longest row.
     """
     reaches = []
     for layer, kind, boundary in _following(module):
@@ -42,7 +42,7 @@ def hold(module: Any, tokens: int) -> int | None:
 
 
 def _following(module: nn.Module) -> Iterator[tuple[Any, str | None, Boundary]]:
-    """Yield (layer, kind of attention layer, boundary) for each layer whose rotations change with the longest
+    """Yield (layer, kind of attention layer, boundary) for each layer whose rotations depend on the longest
     row."""
     for layer in module.modules():
         if hasattr(layer, "rope_type") and hasattr(layer, "config"):
@@ -56,16 +56,15 @@ def _rope(config: Any, kind: str | None) -> dict[str, Any]:
 
 
 def _call(layer: Any, kind: str | None, positions: list[int]) -> Tensor:
-    """Return the numbers that a rotary layer computes for these positions, such as cosines: [..., positions,
-    width]."""
+    """Return what a rotary layer computes for these positions, such as cosines, [..., positions, width]."""
     of_kind = {} if kind is None else {"layer_type": kind}
     turned = layer(torch.zeros(1), torch.tensor([positions]), **of_kind)
     return turned[0] if isinstance(turned, tuple) else turned
 
 
 def _fix(layer: Any, kind: str | None, long: bool) -> None:
-    """Make transformers keep the current frequencies of this kind of layer. long: True if they are the
-    frequencies for long rows."""
+    """Make transformers keep the current frequencies for this kind of layer. ``long`` says whether they are
+    those for long rows."""
     if kind is None:
         layer.rope_type = FIXED
     else:

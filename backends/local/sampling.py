@@ -1,4 +1,4 @@
-"""Draw one token per row from its logits with one uniform random number."""
+"""Draw one token per row from its logits, using one uniform random number."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LARGE, BLOCK = 1 << 15, 512
 def draw(
     logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token per row. Returns (tokens int64 [rows], their log-probs [rows]).
+    """Draw one token per row. Returns the tokens, int64 [rows], and their log-probs, [rows].
 
     logits: [rows, vocabulary]. uniform: float64 [rows] in [0, 1), the only random number of each row. barred:
-    int64 [n], tokens that are never drawn; their probability goes to the other tokens, as with truncation.
+    int64 [n], tokens that are never drawn. As with truncation, their probability goes to the other tokens.
 
     The token is where the cumulative distribution, summed in float64, passes the row's random number.
-    Log-probs are of the sampled distribution, after temperature and truncation. Temperature 0 takes the
-    likeliest token and returns its log-prob at temperature 1 without truncation.
+    Log-probs are those of the sampled distribution, after temperature and truncation. Temperature 0 picks the
+    most likely token and returns its log-prob at temperature 1 without truncation.
     """
     pieces = zip(*(each.split(rows_at_once(logits, ELSEWHERE)) for each in (logits, uniform)), strict=True)
     drawn = [
@@ -48,11 +48,12 @@ def _draw(
 
 
 def inverse(logprobs: Tensor, uniform: Tensor) -> Tensor:
-    """Return int64 [rows]: the token at which the cumulative distribution of each row passes its number in
-    ``uniform``. logprobs: [rows, vocabulary].
+    """Return int64 [rows]: the token at which each row's cumulative distribution passes its number in
+    ``uniform``.
 
-    The distribution is summed in float64. For a large vocabulary, the sums of blocks are computed first, and
-    then the cumulative sum within one block, because a complete cumulative sum is slow.
+    logprobs: [rows, vocabulary]. The distribution is summed in float64. For a large vocabulary, blocks are
+    summed first and the cumulative sum is computed only within one block, because a full cumulative sum is
+    slow.
     """
     vocabulary, tokens = logprobs.shape[-1], []
     for some, at in zip(
@@ -71,8 +72,8 @@ def _passes(cumulative: Tensor, at: Tensor) -> Tensor:
 
 
 def _by_blocks(probability: Tensor, at: Tensor) -> Tensor:
-    """Return the result of ``inverse``, int64 [rows, 1], for a large vocabulary. The token is at most the
-    last token of its block with a probability above 0."""
+    """Do the work of ``inverse`` for a large vocabulary, returning int64 [rows, 1]. The token is never past
+    the last one in its block that has a probability above 0."""
     blocks = torch.nn.functional.pad(probability, (0, -probability.shape[-1] % BLOCK)).unflatten(
         -1, (-1, BLOCK)
     )
@@ -85,11 +86,11 @@ def _by_blocks(probability: Tensor, at: Tensor) -> Tensor:
 
 
 def truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Return the logits with -inf for all tokens that must not be sampled.
+    """Set the logits of all tokens that must not be sampled to -inf.
 
-    First, only the ``top_k`` likeliest tokens stay (0: all). Of these, only the smallest set whose
-    probability reaches ``top_p`` stays (1: all; nucleus sampling, Holtzman et al. 2020). The likeliest token
-    always stays.
+    First, the ``top_k`` most likely tokens are kept (0: all). Of these, the smallest set whose probability
+    reaches ``top_p`` is kept (1: all; nucleus sampling, Holtzman et al. 2020). The most likely token is
+    always kept.
     """
     if 0 < top_k < logits.shape[-1]:
         highest = logits.topk(top_k, -1)

@@ -1,7 +1,7 @@
-"""Lay out rows for a model: prompt and response of a row are in one sequence, padded on the right.
+"""Lay out rows for a model, with each row's prompt and response in one sequence that is padded on the right.
 
-A causal model needs no attention mask for padding on the right, because no token reads later tokens. The
-model's output at padding is never read. Without a mask, attention is fastest, and positions count from 0.
+A causal model needs no mask for padding on the right, because no token reads later ones and the output at
+padding is never read. Without a mask, attention is fastest, and positions count from 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlflow.training.loss_rows import token_counts
 
 @dataclass(frozen=True)
 class Sequences:
-    """Prompts and responses in one tensor, and the places of the response tokens."""
+    """Prompts and responses in one tensor, and the positions of the response tokens."""
 
     ids: Tensor  # int64 [rows, L]
     lengths: Tensor  # int64 [rows], tokens of each response
@@ -29,7 +29,7 @@ class Sequences:
 
 def sequences(rows: Batch, device: torch.device) -> Sequences:
     """Lay out the columns ``prompt_tokens`` and ``tokens`` of the rows with padding. Raises ValueError if a
-    prompt is empty, because nothing would predict the first response token."""
+    prompt is empty, because nothing would predict its first response token."""
     prompt, response = rows.data["prompt_tokens"], rows.data["tokens"]
     start, lengths = prompt.lengths, response.lengths
     check_prompts(start)
@@ -46,12 +46,14 @@ def sequences(rows: Batch, device: torch.device) -> Sequences:
 
 
 def longest_row(rows: Batch) -> int:
-    """Return the largest number of prompt and response tokens in a row; 0 if there are no rows."""
+    """Return the length of the longest row, prompt and response together, in tokens, or 0 if there are no
+    rows."""
     return max(token_counts(rows).tolist(), default=0)
 
 
 def check_prompts(lengths: Tensor) -> None:
-    """Raise ValueError if a prompt is empty. lengths: int64 [rows], the number of tokens of each prompt."""
+    """Raise ValueError if a prompt is empty. ``lengths`` has the length of each prompt in tokens, int64
+    [rows]."""
     if len(lengths) and int(lengths.min()) == 0:
         raise ValueError(
             f"prompt_tokens: found an empty prompt in row {int(lengths.argmin())}, expected at least one "

@@ -1,4 +1,4 @@
-"""The options of the local backend, which users set with ``--ROLE.NAME``."""
+"""Options of the local backend, which users set with ``--ROLE.NAME``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlflow.errors import PlanError
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """The options of a trainer: AdamW (Loshchilov and Hutter 2019), learning-rate schedule, size of passes,
+    """Options of a trainer: AdamW (Loshchilov and Hutter 2019), learning-rate schedule, size of passes, and
     adapters."""
 
     lr: Annotated[float, Ge(0), Lt(inf)] = 1e-6  # learning rate; more learns faster, until it diverges
@@ -51,14 +51,15 @@ class TrainerSettings:
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """The options of a generator: how much is sampled at once."""
+    """Options of a generator that control how much is sampled at once."""
 
     # tokens of key-value cache at once; more is faster and takes more memory
     batch_tokens: Annotated[int, Ge(1)] = 65536
 
 
 def refuse_compile(settings: TrainerSettings, backend: str) -> None:
-    """Raise PlanError if ``compile`` is set. Trainers call this if no single process has complete layers."""
+    """Raise PlanError if ``compile`` is set. Called by trainers whose processes don't hold complete
+    layers."""
     if settings.compile:
         raise PlanError.of(
             "compile",

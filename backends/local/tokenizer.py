@@ -1,4 +1,4 @@
-"""Load and copy the tokenizer of a model folder."""
+"""Load and copy a model folder's tokenizer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rlflow.training import pretrained
 
 @functools.lru_cache(maxsize=8)
 def load_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of a model folder. No code from the folder is run, and nothing is downloaded.
-    Raises PlanError if the folder has no usable tokenizer."""
+    """Load a model folder's tokenizer, without running code from the folder or downloading anything. Raises
+    PlanError if there is no usable tokenizer."""
     if not _files(folder):  # transformers would make up an empty one for some models
         raise _unusable(folder, "none of its files")
     try:
@@ -36,8 +36,8 @@ def _unusable(folder: Path, problem: str) -> PlanError:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files from ``source`` to ``target`` byte by byte. Missing or unreadable files are
-    skipped, so that a model can always be saved."""
+    """Copy the tokenizer's files from ``source`` to ``target`` byte for byte. Missing or unreadable files are
+    skipped, so that saving a model never fails because of them."""
     for path in _files(source) if source.resolve() != target.resolve() else ():
         try:
             data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The local trainer: forward passes and AdamW on one device."""
+"""The local trainer, which runs forward passes and AdamW on one device."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ QUANTITIES = {"logprobs": ("logprobs", "entropy"), "values": ("values",), "score
 
 
 def stored(name: str) -> str:
-    """Return the key of a trained parameter in a trainer's state: ``adapters/NAME`` for an adapter, otherwise
-    ``parameters/NAME``."""
+    """Return a trained parameter's key in the trainer's state: ``adapters/NAME`` for an adapter,
+    ``parameters/NAME`` otherwise."""
     return f"adapters/{name}" if is_adapter(name) else f"parameters/{name}"
 
 
 class Trainer:
-    """A model with its head, and, if it is trained, its optimizer."""
+    """A model with its head and, if it is trained, its optimizer."""
 
     Settings = TrainerSettings
 
@@ -81,7 +81,7 @@ class Trainer:
 
     @classmethod
     def capabilities(cls, settings: TrainerSettings, device: str) -> Capabilities:
-        """Return the trainer's capabilities. The ranks of a subclass cannot be threads."""
+        """Return the trainer's capabilities. The ranks of a subclass can't be threads."""
         return Capabilities(
             threads=cls is Trainer,
             movable=("weights", "optimizer"),
@@ -94,7 +94,7 @@ class Trainer:
 
     @property
     def can(self) -> Capabilities:
-        """The trainer's capabilities with its own settings on its own device."""
+        """The capabilities of this trainer, given its settings and device."""
         return self.capabilities(self.settings, self.spec.device)
 
     def _network(self) -> Network:
@@ -110,12 +110,12 @@ class Trainer:
 
     @torch.no_grad()
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
-        """Run a forward pass, and return the columns in ``want`` on the axis of the batch. By default,
-        ``want`` is the first quantity of the model's head. Reads prompt_tokens, tokens and, if present,
-        temperature.
+        """Run a forward pass and return the columns in ``want`` on the batch's axis. By default, this is the
+        first quantity of the model's head.
 
-        In token columns, entry t belongs to tokens[:, t]. Scores are computed at the last token. The numbers
-        of a row depend on the other rows only through the rounding of matrix products.
+        Reads prompt_tokens, tokens and, if present, temperature. In token columns, entry t belongs to
+        tokens[:, t]; scores are computed at the last token. Other rows affect a row's numbers only through
+        rounding in matrix products.
         """
         want = want or QUANTITIES[self.spec.head][:1]
         batch = batch.select("prompt_tokens", "tokens", *(["temperature"] if "temperature" in batch else []))
@@ -141,8 +141,8 @@ class Trainer:
         )
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """Return the result of ``forward``. If the batch is a single micro-batch, its autograd graph is kept
-        until the weights change. If the next update begins with the same rows, it uses this graph."""
+        """Run ``forward``, and keep the autograd graph until the weights change if the batch is a single
+        micro-batch. An update that begins with the same rows then reuses it."""
         return self.forward(batch, want, ahead=self.optimizer is not None)
 
     def update(
@@ -156,7 +156,7 @@ class Trainer:
         seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
-        """Minimise ``loss`` and return metrics. ``rlflow.training.learning`` describes the order of rows, the
+        """Minimise ``loss`` and return metrics. See ``rlflow.training.learning`` for the order of rows, the
         averaging and the metrics."""
         if self.optimizer is None:
             raise ValueError("update: found a frozen model, expected one with ModelSpec(trained=True)")
@@ -166,7 +166,7 @@ class Trainer:
         return learned | self._rounding()
 
     def resize_passes(self, tokens: int) -> int:
-        """From now on, run at most this many tokens in a pass. Returns the previous limit."""
+        """Limit each pass to this many tokens from now on, and return the previous limit."""
         before = self.settings.micro_tokens
         self.settings = replace(self.settings, micro_tokens=tokens)
         return before
@@ -174,14 +174,14 @@ class Trainer:
     def update_shares(
         self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
     ) -> Learned:
-        """Take one rank's part of an update (``rlflow.training.learning.learn_shares``)."""
+        """Do one rank's part of an update (``rlflow.training.learning.learn_shares``)."""
         learned = learn_shares(self, batch, loss, settings, Passes(mean=mean, cut=self._cut), shares)
         self._check_finite()
         return replace(learned, steps={**learned.steps, **self._rounding()})
 
     def _rounding(self) -> dict[str, float]:
-        """Return the metric of ``lora.rounding``: the share of the adapters' learning that is lost when
-        adapters are merged for generators. Returns {} without adapters."""
+        """Return the metric that measures how much of what adapters have learned is lost when they are merged
+        for generators (``lora.rounding``), or {} without adapters."""
         return {MERGE_ROUNDING: lora.rounding(self._merging(), self._whole)} if self.network.adapted else {}
 
     def _merging(self) -> Iterator[tuple[Any, Tensor]]:
@@ -191,8 +191,8 @@ class Trainer:
         return self.network.whole(tensor)
 
     def _check_finite(self) -> None:
-        """Raise FloatingPointError if an optimizer step has produced NaN or infinities in parameters, because
-        such parameters must never be saved."""
+        """Raise FloatingPointError if an optimizer step left NaN or infinities in parameters, which must
+        never be saved."""
         held = [(name, part) for name, part in self._learning() if part.numel()]
         sizes = (
             torch.stack(list(torch_private.largest_of_each([part for _, part in held])))
@@ -211,7 +211,7 @@ class Trainer:
             )
 
     def _learning(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, this rank's part) for each trained parameter."""
+        """Yield each trained parameter's name and this rank's part of it."""
         return ((name, parameter.detach()) for name, parameter in self.network.parameters().items())
 
     def compute(self, rows: Batch, want: tuple[Quantity, ...]) -> New:
@@ -222,17 +222,17 @@ class Trainer:
         return New(**{name: x if name == "scores" else pad(x, lengths) for name, x in flat.items()})
 
     def backward(self, objective: Tensor) -> None:
-        """Backpropagate a scalar objective. The gradient is added to the weights' gradients."""
+        """Backpropagate a scalar objective, adding to the weights' gradients."""
         objective.backward()
 
     def idle(self, want: tuple[Quantity, ...]) -> None:
-        """Take part in a micro-batch of other ranks without adding a gradient. Ranks with sharded weights
-        need this."""
+        """Join in a micro-batch of other ranks without adding a gradient. Ranks with sharded weights need
+        this."""
         self.backward(sum(x.sum() for x in self._compute(ONE_TOKEN, want).values()) * 0.0)
 
     def step(self) -> OptimizerStep:
-        """Take an optimizer step: sum the gradients of all ranks, clip the sum, change the weights, and clear
-        the gradient. If the gradient is not finite, the weights are not changed."""
+        """Take an optimizer step: sum the gradients over all ranks, clip, change the weights, and clear the
+        gradient. If the gradient isn't finite, the weights stay as they are."""
         self._check_optimizer()
         norm = self._clip(list(self.network.parameters().values()))
         lr, finite = self.schedule.rate(self.steps), norm < torch.inf
@@ -247,18 +247,22 @@ class Trainer:
         return OptimizerStep(finite, norm, lr)
 
     def _clip(self, learning: list[torch.nn.Parameter]) -> float:
-        """Sum the gradients of all ranks and clip the norm of the sum. Returns the norm before clipping."""
+        """Sum the gradients over all ranks and clip the sum. Returns its norm before clipping."""
         self.peers.add_gradients(learning)
         return float(torch.nn.utils.clip_grad_norm_(learning, self.settings.max_grad_norm))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, tensor) for each weight of the model. A tied weight comes once. Without
-        adapters, the tensors are views of the trained tensors, not copies."""
+        """Yield the model's weights with their Hugging Face names. A tied weight is yielded only once.
+
+        Without adapters, these are views of the trained tensors, not copies.
+        """
         return self.network.tensors()
 
     def pieces(self) -> dict[str, TensorViews] | None:
-        """Return tensor name → views of the parts of ``weights`` that this rank holds. Nothing is gathered.
-        Returns None if there are adapters, because ``weights`` merges them into new tensors."""
+        """Return views of this rank's parts of ``weights``, by tensor name, without gathering anything.
+
+        Returns None if there are adapters, because ``weights`` then merges them into new tensors.
+        """
         return (
             None
             if self.network.adapted
@@ -266,16 +270,17 @@ class Trainer:
         )
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder: config, safetensors, the tokenizer of the source folder, and the value
-        head of a critic. Weights are written in the dtype in which they are trained."""
+        """Write a Hugging Face folder with the config, the weights as safetensors, the tokenizer of the
+        source folder, and a critic's value head. Weights are written in the dtype in which they are
+        trained."""
         folder.mkdir(parents=True, exist_ok=True)
         self.network.save(folder)
         copy_tokenizer(self.spec.folder, folder)
         self._save_adapter(folder)
 
     def _save_adapter(self, folder: Path) -> None:
-        """Write the adapters into the subfolder ``adapter`` of the model folder. If ranks hold parts of the
-        weights, every rank must call this."""
+        """Write the adapters to the subfolder ``adapter``. If the weights are split across ranks, every rank
+        must call this."""
         names = [
             name
             for name in self.network.parameters()
@@ -295,7 +300,7 @@ class Trainer:
         return True
 
     def load(self, folder: Path) -> None:
-        """Load weights from a folder that ``save`` wrote. The optimizer is not changed."""
+        """Load weights from a folder written by ``save``. The optimizer stays as it is."""
         other = load_network(ModelSpec(folder, self.spec.head, self.spec.trained, "cpu", self.spec.dtype))
         self.network.copy(other.tensors())
         self.base = None
@@ -304,12 +309,12 @@ class Trainer:
             self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
-        """Return name → tensor for everything that a bit-equal continuation needs: ``parameters/NAME``,
-        ``exp_avg/NAME``, ``exp_avg_sq/NAME`` and ``steps``.
+        """Return everything needed to continue bit for bit, by name: ``parameters/NAME``, ``exp_avg/NAME``,
+        ``exp_avg_sq/NAME`` and ``steps``.
 
-        With adapters, ``parameters/`` has the merged weights, in host memory. ``adapters/NAME`` has the
-        adapters, and ``base/sha256`` has the digest of the weights that they belong to. The tensors are live,
-        so copy them if you need them after the next update.
+        With adapters, ``parameters/`` holds the merged weights in host memory, ``adapters/NAME`` the
+        adapters, and ``base/sha256`` the digest of the weights that they belong to. The tensors are live, so
+        copy them if you need them after the next update.
         """
         return dict(self._state())
 
@@ -328,8 +333,8 @@ class Trainer:
                     yield f"{moment}/{name}", self.network.whole(self.optimizer.state[parameter][moment])
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Load a state that ``state`` returned earlier. Raises PlanError if its adapters, or the base weights
-        of its adapters, differ from this model's."""
+        """Restore a state returned by ``state``. Raises PlanError if its adapters, or the base weights they
+        belong to, differ from this model's."""
         self._check_optimizer()
         if self.network.adapted:
             self._check_adapters(state)
@@ -365,8 +370,8 @@ class Trainer:
         return self.base
 
     def _check_adapters(self, state: dict[str, Tensor]) -> None:
-        """Raise PlanError if the adapters in ``state`` have other names or shapes than this model's, or
-        belong to other base weights."""
+        """Raise PlanError if the adapters in ``state`` have different names or shapes than this model's, or
+        belong to different base weights."""
         saved = {name: list(t.shape) for name, t in state.items() if name.startswith("adapters/")}
         own = {
             stored(name): self._shape(p) for name, p in self.network.parameters().items() if is_adapter(name)
@@ -393,11 +398,11 @@ class Trainer:
         return list(parameter.shape)
 
     def sleep(self, *parts: str) -> None:
-        """Offload these parts; without arguments, all ``movable`` parts. Parts on a GPU move to host memory,
-        parts in host memory to a file (``backends/local/offload.py``).
+        """Offload these parts, or all ``movable`` ones if none are given.
 
-        An offloaded part cannot be used before ``wake``, but its tensor objects stay valid. Raises OSError if
-        there is not enough space.
+        Parts on a GPU move to host memory, and parts in host memory move to a file
+        (``backends/local/offload.py``). An offloaded part can't be used before ``wake``, but its tensor
+        objects stay valid. Raises OSError if there isn't enough space.
         """
         for part in parts or self.can.movable:
             if part == "weights":
@@ -406,7 +411,7 @@ class Trainer:
             self.network.asleep = "weights" in self.offloaded
 
     def wake(self, *parts: str) -> None:
-        """Restore these offloaded parts bit for bit; without arguments, all of them."""
+        """Restore these offloaded parts bit for bit, or all of them if none are given."""
         for part in parts or self.can.movable:
             self.offloaded.back(part)
             self.network.asleep = "weights" in self.offloaded
@@ -445,8 +450,8 @@ class Trainer:
         return [torch.cat(micro) for micro in self._cut(batch, units)]
 
     def _cut(self, batch: Batch, units: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """Divide units (tensors with the numbers of rows that must stay together) into micro-batches, and
-        yield the units of each micro-batch."""
+        """Split units (tensors of row indices that must stay together) into micro-batches, and yield the
+        units of each."""
         tokens = self.settings.micro_tokens
         return (
             packed_microbatches(batch, units, tokens=tokens)
@@ -465,8 +470,8 @@ class Trainer:
         return {name: x.detach() for name, x in flat.items()}
 
     def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
-        """Run a forward pass and return the quantities in ``want`` on the device: per-token quantities flat
-        [entries], scores [rows]."""
+        """Run a forward pass and return the quantities in ``want`` on the device: per-token quantities as a
+        flat tensor [entries], scores as [rows]."""
         unknown = [name for name in want if name not in QUANTITIES[self.spec.head]]
         if unknown:
             raise ValueError(

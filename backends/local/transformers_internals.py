@@ -1,9 +1,10 @@
-"""The parts inside transformers that the backends use or replace. transformers does not document them, or may
-change them between releases.
+"""The transformers internals that the backends use or replace. They are undocumented or may change between
+releases.
 
-No other file of the backends names them. `rlflow.training.pretrained.refuse_folder_code` uses one more, and
-does not load this module, which loads transformers' models. `tests/backends/test_transformers_internals.py`
-fails if a release of transformers changes a part.
+No other file of the backends names them. `rlflow.training.pretrained.refuse_folder_code` uses one more, but
+doesn't import this module, because that would load transformers' models.
+`tests/backends/test_transformers_internals.py` fails if a transformers release changes one of these
+internals.
 """
 
 from transformers import modeling_utils  # its `unwrap_model` is replaced while a model is saved
