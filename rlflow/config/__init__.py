@@ -1,6 +1,7 @@
-"""A user's configuration of a run: flags, TOML files and keywords, as one flat mapping of names to values.
+"""Turn what a user writes (flags, TOML files, keywords) into the configuration of a run.
 
-The package sorts these values into settings of the flow, options of the run and settings of roles. For an
-unknown name, it suggests the nearest known name. The flow's settings are defined in `rlflow.author.settings`.
-`rlflow.config.roles` makes roles from the configuration. The commands and their help are in `rlflow.cli`.
+All three sources end up as one flat mapping of names to values, which is then sorted into flow settings, run
+options and role settings. An unknown name gets a suggestion. The flow's settings are defined in
+`rlflow.author.settings`, roles are built in `rlflow.config.roles`, and the commands and their help are in
+`rlflow.cli`.
 """

@@ -1,4 +1,4 @@
-"""Find the names of backends, and the names and types of their settings, without importing a backend."""
+"""Look up backends and their settings, with types, without importing any backend."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SHIPPED = ("deepspeed", "fsdp", "local", "null", "vllm")
 
 
 def module_name(backend: str) -> str:
-    """Return the dotted module name of a backend.
+    """Return a backend's dotted module name.
 
-    A name without a dot is a backend that comes with rlflow.
+    A name without a dot is one of rlflow's own backends.
     """
     return backend if "." in backend else f"rlflow.backends.{backend}"
 
 
 def source_files(backend: str) -> list[Path]:
-    """Return the Python files of a backend. Raises PlanError if the backend does not exist."""
+    """Return a backend's Python files. Raises PlanError if there is no such backend."""
     try:
         spec = importlib.util.find_spec(module_name(backend))
     except ModuleNotFoundError:
@@ -40,7 +40,7 @@ def source_files(backend: str) -> list[Path]:
 
 
 def no_backend(name: str) -> PlanError:
-    """Return the error for a backend name that is unknown."""
+    """Return the error for an unknown backend."""
     return PlanError.of(
         "backend",
         f"there is no backend '{name}'",
@@ -52,19 +52,19 @@ def no_backend(name: str) -> PlanError:
 
 
 def setting_problems(role: RoleConfig, types: Mapping[str, Any], known: Known) -> list[Problem]:
-    """Return a problem for each setting of a role that is unknown or has a value of the wrong type.
+    """Return a problem for each of a role's settings that is unknown or has a value of the wrong type.
 
-    A setting is known if the backend of the role's trainer or generator has it. ``types``: the type of each
-    setting, by name: from ``role_types`` (read from source files, for `check`) or from ``class_types`` (for a
-    run). ``known``: other names in the flow, for suggestions.
+    ``types`` maps the settings of the role's two backends to their types. It comes from ``role_types`` (read
+    from source files, for `check`) or from ``class_types`` (for a run). ``known``: other names in the flow,
+    used for suggestions.
     """
     return [*unknown_settings(role, types, known), *unfit_values(role, types)]
 
 
 def unknown_settings(role: RoleConfig, names: Iterable[str], known: Known) -> list[Problem]:
-    """Return a problem for each setting of a role that is not in ``names``.
+    """Return a problem for each of a role's settings that is not in ``names``.
 
-    ``names``: the settings of the role's trainer and generator. ``known``: other names in the flow, for
+    ``names``: the settings of the role's trainer and generator. ``known``: other names in the flow, used for
     suggestions.
     """
     settings = {*names, *ROLE_KEYWORDS}
@@ -78,9 +78,9 @@ def unknown_settings(role: RoleConfig, names: Iterable[str], known: Known) -> li
 
 
 def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for each setting of a role whose value has the wrong type.
+    """Yield a problem for each of a role's settings whose value has the wrong type.
 
-    ``types``: the type of each setting, by name. A setting that is not in ``types`` accepts any value.
+    ``types`` maps settings to their types. A setting that isn't in ``types`` accepts any value.
     """
     for name, value in role.values.items():
         try:
@@ -98,11 +98,11 @@ def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem
 
 @functools.cache
 def setting_types(backend: str) -> Mapping[str, Any]:
-    """Return the type of each setting of a backend, by name, read from its source files.
+    """Return the type of each of a backend's settings, by name, by reading its source files.
 
-    The settings are the fields of the backend's classes named …Settings, including inherited fields from
-    other backends. A type is Any if the source alone does not determine it. Raises PlanError if the backend
-    does not exist.
+    The settings are the fields of the backend's classes named …Settings, including fields inherited from
+    other backends. A type that can't be told from the source is Any. Raises PlanError if there is no such
+    backend.
     """
     types: dict[str, Any] = {}
     for file in source_files(backend):
@@ -120,10 +120,10 @@ def setting_types(backend: str) -> Mapping[str, Any]:
 
 
 def role_types(backends: Mapping[str, str]) -> dict[str, Any]:
-    """Return the type of each setting of a role's two backends, by name.
+    """Return the type of each setting of a role's trainer and generator, by name.
 
-    Each setting appears twice: as ``NAME`` and with its side as a prefix, such as ``trainer.NAME``.
-    ``backends``: the name of the backend for each side, "trainer" and "generator".
+    Each setting is listed twice: as ``NAME`` and with its side as a prefix, such as ``trainer.NAME``.
+    ``backends`` maps each side ("trainer", "generator") to the name of its backend.
     """
     own = {
         name: type_
@@ -135,11 +135,11 @@ def role_types(backends: Mapping[str, str]) -> dict[str, Any]:
 
 
 def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
-    """Return the type of each setting that the null backend accepts and ignores, by name.
+    """Return the type of each setting that the null backend accepts but ignores, by name.
 
-    These are the settings of all backends that come with rlflow, so a real run's command also works without
-    models. If several backends have the same setting, the type in the backend `local` is used. Empty if
-    neither side uses the null backend.
+    These are the settings of all of rlflow's backends, so that the command for a real run also works without
+    models. If several backends share a setting, `local` decides its type. Empty if neither side uses the null
+    backend.
     """
     if NULL not in backends.values():
         return {}
@@ -155,7 +155,7 @@ def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _extended(kind: ast.ClassDef, tree: ast.Module) -> set[str]:
-    """Return the backends whose classes ``kind`` extends. ``tree``: the module that defines ``kind``."""
+    """Return the backends whose classes are bases of ``kind``, a class in the module ``tree``."""
     bases = {name.id for base in kind.bases for name in ast.walk(base) if isinstance(name, ast.Name)}
     froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules = {

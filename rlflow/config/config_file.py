@@ -1,4 +1,4 @@
-"""Find the lines of a ``--config`` file that set the settings in error messages."""
+"""Add the line of the ``--config`` file to errors about settings that the file sets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ KEY = re.compile(r"\s*([\w.\"'#-]+)\s*=")
 
 
 def located(problems: Iterable[Problem], words: Sequence[str]) -> tuple[Problem, ...]:
-    """Return the problems, with the line of the ``--config`` file for each setting that the file sets.
+    """Return the problems, with the line of the ``--config`` file added where the file sets the setting.
 
-    ``words``: the words of the command. A setting that is also given as a flag is not the file's.
+    ``words``: the words of the command. A setting that is also given as a flag gets no line, because the flag
+    overrides the file.
     """
     flags = [word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words]
     there = places(_file(words))
@@ -29,14 +30,14 @@ def located(problems: Iterable[Problem], words: Sequence[str]) -> tuple[Problem,
 
 
 def _with(problem: Problem, place: Place | None) -> Problem:
-    """Return a problem with the line of the file as its place, or as a second place if it has one."""
+    """Set a problem's place, or its second place (``definition``) if it already has one."""
     if problem.place is None:
         return replace(problem, place=place)
     return replace(problem, definition=problem.definition or place)
 
 
 def places(path: Path | None) -> dict[str, Place]:
-    """Return the place of each key of a TOML file, by the setting's name; empty without a readable file."""
+    """Return the line of each setting in a TOML file, by name, or {} if the file can't be read."""
     try:
         text = path.read_text("utf-8") if path is not None else ""
     except (OSError, ValueError):
@@ -59,7 +60,7 @@ def _file(words: Sequence[str]) -> Path | None:
 
 
 def _place(there: dict[str, Place], setting: str) -> Place | None:
-    """Return the line of a setting, or of the inline table that contains it."""
+    """Return the line that sets a setting, or the line of the inline table around it."""
     while setting and setting not in there:
         setting = setting.rpartition(".")[0]
     return there.get(setting)

@@ -1,6 +1,6 @@
-"""Parse flags and configuration files into one flat mapping of dotted names to values.
+"""Read flags and configuration files into one flat mapping of dotted names to values, and sort it.
 
-The module then sorts these values into options, data settings, flow settings and role settings.
+The values are sorted into options, data settings, flow settings and role settings.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.poo
 
 
 def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
-    """Parse ``--name value`` and ``--name=value``, and return the values as strings, by name.
+    """Parse ``--name value`` and ``--name=value`` into a mapping of names to strings.
 
-    A switch without a value is True. A flag that is given several times is a tuple. Raises PlanError for an
+    A switch without a value becomes True, and a repeatable flag becomes a tuple. Raises PlanError for an
     invalid flag.
     """
     flags: dict[str, Any] = {}
@@ -64,9 +64,9 @@ def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
 
 
 def read_flags(arguments: Iterable[str]) -> dict[str, Any]:
-    """Return a command's flags, combined with the values in its ``--config`` file.
+    """Return a command's flags together with the values in its ``--config`` file.
 
-    Flags override the file. Raises PlanError if a flag or the file is invalid.
+    If both set a value, the flag wins. Raises PlanError if a flag or the file is invalid.
     """
     flags = parse_flags(arguments)
     file = flags.pop("config", None)
@@ -86,7 +86,7 @@ def _put(flags: dict[str, Any], name: str, value: str) -> None:
 
 
 def evaluation_names(written: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the held-out sets in the values of ``--eval`` (NAME=FILE).
+    """Return the names of the held-out sets given with ``--eval NAME=FILE``.
 
     Values without a name are skipped.
     """
@@ -94,10 +94,10 @@ def evaluation_names(written: Iterable[str]) -> tuple[str, ...]:
 
 
 def sort_rewards(values: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """Return (rewards for training, rewards that score one held-out set), from the values of ``--reward``.
+    """Split the values of ``--reward`` into (rewards for training, rewards for a single held-out set).
 
-    A reward for one set given with ``--eval`` is written REWARD@NAME, with or without a weight. ``values``:
-    the values of all flags, by name.
+    A reward for a held-out set is written REWARD@NAME, optionally with a weight, where NAME is the name of
+    the set in ``--eval``. ``values`` holds all flags by name.
     """
     written = {name: values.get(name) or () for name in ("reward", "eval")}
     rewards, sets = ((value,) if isinstance(value, str) else tuple(value) for value in written.values())
@@ -109,9 +109,9 @@ def sort_rewards(values: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[str,
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a configuration file as a flat mapping: the key lr in the table [actor] becomes ``actor.lr``.
+    """Read a configuration file into a flat mapping: ``lr`` in the table ``[actor]`` becomes ``actor.lr``.
 
-    Raises PlanError if the file cannot be read or is not TOML.
+    Raises PlanError if the file can't be read or isn't TOML.
     """
     try:
         return flat(tomllib.loads(path.read_text("utf-8")))
@@ -138,9 +138,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested mapping as a flat one with dotted names.
+    """Flatten a nested mapping, joining names with dots.
 
-    The values of repeatable settings become tuples. ``prefix``: put before each name.
+    Repeatable settings become tuples. ``prefix`` is added in front of each name.
     """
     values: dict[str, Any] = {}
     for key, value in table.items():
@@ -158,22 +158,22 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RoleConfig:
-    """One role's settings by name, as given by flags, files and keywords. Texts are not parsed yet."""
+    """A role's settings from flags, files and keywords, by name. Strings are not parsed yet."""
 
     name: str
     # by name, such as lr or generator.pool; role-specific settings override shared ones
     values: Mapping[str, Any]
-    shared: frozenset[str]  # names that were written without a role, for all roles
+    shared: frozenset[str]  # names given without a role, which apply to all roles
     trainer: str  # name of the trainer's backend
     generator: str  # name of the generator's backend
 
     @property
     def backends(self) -> dict[str, str]:
-        """The backend names of the trainer and the generator, by side."""
+        """The backends of the trainer and the generator, by side."""
         return {"trainer": self.trainer, "generator": self.generator}
 
     def flag(self, name: str) -> str:
-        """Return the flag that set this setting, without dashes: ``NAME``, or ``ROLE.NAME`` for one role."""
+        """Return the flag that sets ``name``, without dashes: ``NAME`` if shared, else ``ROLE.NAME``."""
         return name if name in self.shared else f"{self.name}.{name}"
 
 
@@ -185,15 +185,15 @@ class RunConfig:
     # settings of the flow that are not at their defaults (--hp.NAME)
     hp: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)  # --data.NAME
-    # role → settings written for this role alone (--ROLE.NAME)
+    # role → settings for this role only (--ROLE.NAME)
     roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    every_role: Mapping[str, Any] = field(default_factory=dict)  # settings written for all roles (--NAME)
+    every_role: Mapping[str, Any] = field(default_factory=dict)  # settings for all roles (--NAME)
     # all of the above by flag, unparsed; a run records them
     values: Mapping[str, Any] = field(default_factory=dict)
     own: tuple[str, ...] = ()  # names of all settings that the flow has
     # call, such as actor.generate#2 → settings that override the flow
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # rewards that only score a set given with --eval; they are not in options.reward
+    # rewards that only score a set given with --eval; not in options.reward
     judges: tuple[str, ...] = ()
     # role, or "" for any role that samples → the environment's settings by name, and its class under ""
     environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -203,27 +203,28 @@ class RunConfig:
     places: Mapping[str, Address] = field(default_factory=dict)
     # folder of a model in the Hub's cache → the pinned name of the model
     models: Mapping[Path, HubName] = field(default_factory=dict)
-    # flags that name something on the Hub, as the user wrote them; ``values`` has the pinned names
+    # flags that name something on the Hub, as the user wrote them; the pinned names are in ``values``
     written: Mapping[str, Any] = field(default_factory=dict)
 
     def role(self, name: str) -> RoleConfig:
-        """Return the settings of one role. Settings for this role override settings for all roles."""
+        """Return one role's settings. Settings for this role override settings for all roles."""
         own = self.roles.get(name, {})
         values = {**self.every_role, **own}
         trainer, generator = (str(values.get(half) or self.options.backend) for half in SIDES)
         return RoleConfig(name, values, frozenset(self.every_role.keys()), trainer, generator)
 
     def with_option(self, name: str, value: Any) -> RunConfig:
-        """Return a copy of the configuration with a new value for one option."""
+        """Return a copy of the configuration in which one option has a new value."""
         return replace(
             self, options=replace(self.options, **{name: value}), values={**self.values, name: value}
         )
 
     @property
     def tokenizer_folder(self) -> str | None:
-        """The folder whose tokenizer encodes the data.
+        """The folder of the tokenizer that encodes the data.
 
-        This is --model, or else the model folder of the first role that has one. None if there is neither.
+        This is --model or, if it isn't given, the model folder of the first role that has one. None if no
+        role has one.
         """
         return self.options.model or next(
             (role["model"] for role in self.roles.values() if "model" in role), None
@@ -231,17 +232,17 @@ class RunConfig:
 
     @property
     def service_variables(self) -> dict[str, str]:
-        """The environment variables through which rewards and environments get the URLs of services."""
+        """The environment variables that tell rewards and environments the URLs of services."""
         return {each.variable: self.urls[each.name] for each in self.services}
 
     @property
     def urls(self) -> dict[str, str]:
-        """The URL of each service by name; empty before the services are started."""
+        """The URL of each service, by name. Empty until the services have their addresses."""
         return {name: place.url for name, place in self.places.items()}
 
     @property
     def has_synthetic_scores(self) -> bool:
-        """True if no reward is named and the null backend therefore makes up the scores."""
+        """Whether the null backend makes up the scores because no reward is given."""
         return self.options.backend == NULL and not self.options.reward
 
 
@@ -254,13 +255,13 @@ def sort_values(
 ) -> RunConfig:
     """Sort a flat mapping of values into options, data settings, flow settings and role settings.
 
-    ``settings``: the flow's settings with their defaults. ``urls``: a function that returns the URLs of
-    services by name. ``sampling``: a function that returns the roles that sample, for suggestions.
+    ``settings``: the flow's settings with their defaults. ``urls``: a function that returns the URL of each
+    service, by name. ``sampling``: a function that returns the roles that sample, used for suggestions.
 
-    In most values, placeholders such as {search} are replaced with service URLs. Settings of the flow and of
-    environments keep their placeholders, because these settings are part of the graph: environments replace
-    them in their own processes, and stages get the URLs when they are called. Raises PlanError for unknown
-    names. The names of backend settings are checked later (``setting_problems``).
+    Placeholders such as {search} are replaced with the URLs of services, except in settings of the flow and
+    of environments. Those are part of the graph: environments fill in the URLs in their own processes, and
+    stages get them when they are called. Raises PlanError for unknown names. Names of backend settings are
+    checked later, by ``setting_problems``.
     """
     written = values
     _check_texts(values)
@@ -301,7 +302,7 @@ def sort_values(
 
 @dataclass
 class _Sorted:
-    """Values by the part of the configuration that they belong to."""
+    """The values, sorted by the part of the configuration they belong to."""
 
     roles: list[str]
     known: Known
@@ -314,7 +315,7 @@ class _Sorted:
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, name: str, value: Any) -> None:
-        """Store a value where it belongs, or add a problem if it belongs nowhere."""
+        """Put a value where it belongs, or record a problem if it belongs nowhere."""
         head, dot, rest = name.partition(".")
         if (environment := _of_environment(name, self.roles)) is not None:
             role, setting = environment
@@ -341,7 +342,7 @@ class _Sorted:
 
 
 def pools_of(values: Mapping[str, Any]) -> Any:
-    """Return the pools in the form of the flag ``--pools`` (NAME=RANKS,…); None without pools.
+    """Return the pools as ``--pools`` takes them (NAME=RANKS,…), or None if there are no pools.
 
     A table [pools] in a configuration file is converted to this form.
     """
@@ -354,9 +355,7 @@ def pools_of(values: Mapping[str, Any]) -> Any:
 
 
 def _check_texts(values: Mapping[str, Any]) -> None:
-    """Raise PlanError for a string with a NUL character, which file names and environment variables cannot
-    contain.
-    """
+    """Raise PlanError if a string contains NUL, which file names and environment variables can't."""
     for name, value in values.items():
         if any(
             isinstance(each, str) and "\0" in each
@@ -373,16 +372,14 @@ def _check_texts(values: Mapping[str, Any]) -> None:
 
 
 def _of_graph(name: str, roles: Iterable[str]) -> bool:
-    """Whether a flag's value is part of the flow's graph, and so must not change when the run is
-    restarted.
-    """
+    """Whether a flag's value is part of the flow's graph, which a restart of the run must not change."""
     return name.startswith("hp.") or _of_environment(name, roles) is not None
 
 
 def _of_environment(name: str, roles: Iterable[str]) -> tuple[str, str] | None:
-    """Return (role, setting) if a flag belongs to an environment, else None. The role of ``--env`` is empty.
+    """Return (role, setting) if a flag belongs to an environment, or None. For ``--env``, the role is "".
 
-    Such flags are env, env.NAME, ROLE.env and ROLE.env.NAME.
+    The flags of environments are env, env.NAME, ROLE.env and ROLE.env.NAME.
     """
     head, _, rest = name.partition(".")
     if head == "env":
@@ -393,15 +390,13 @@ def _of_environment(name: str, roles: Iterable[str]) -> tuple[str, str] | None:
 
 
 def _of_a_call(name: str, roles: Iterable[str]) -> bool:
-    """Whether a name is a setting of a role's `generate`."""
+    """Whether a flag is a sampling setting of one of a role's `generate` calls."""
     head, _, rest = name.partition(".")
     return head in roles and addresses_call(rest)
 
 
 def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]:
-    """Return a problem that lists the flags which need --pools, if --pools is not given; otherwise an empty
-    list.
-    """
+    """Return a problem listing the flags that need --pools if --pools is missing, or an empty list."""
     if config.options.pools:
         return []
     names = ("pool", "trainer.pool", "generator.pool")

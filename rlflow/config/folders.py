@@ -1,4 +1,4 @@
-"""Check the model folders that flags name, before any slow import."""
+"""Check the model folders given by flags before importing anything slow."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlflow.errors import PlanError, nearest
 
 
 def model_folder(text: str, flags: str = "--model") -> Path:
-    """Return the path of a model folder. Raises PlanError if it does not exist or has no config.json.
+    """Return the path of a model folder. Raises PlanError if it doesn't exist or has no config.json.
 
-    For a name on the Hub, this is a folder of the cache, whose weights may be missing. ``flags``: the flags
-    that can name a different folder, for the error message.
+    A name on the Hub gives a folder in the cache, which may not have the weights yet. ``flags``: the flags
+    that set the folder, for the error message.
     """
     if (name := hub_model(text)) is not None:
         return hub.described_model(hub.pinned(name))
@@ -44,7 +44,7 @@ def model_folder(text: str, flags: str = "--model") -> Path:
 def check_model_folders(values: Mapping[str, Any]) -> None:
     """Raise PlanError for the first ``--model`` or ``--ROLE.model`` that is not a model folder.
 
-    Names on the Hub are not checked. The check takes a fraction of a second; importing PyTorch would take seconds.
+    Names on the Hub are skipped. This takes a fraction of a second; importing PyTorch takes several.
     """
     for name, value in values.items():
         if (

@@ -1,4 +1,4 @@
-"""Compute the memory that models need on each rank, as far as model folders and backends determine it."""
+"""Work out how much memory models need on each rank, as far as their folders and backends tell."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from rlflow.errors import PlanError
 def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -> ModelFootprint:
     """Return the memory that a role's model needs on its pools.
 
-    The memory is unknown (``ModelFootprint(None)``) if the trainer does not declare how its ranks divide the
-    model (``divided``). Raises PlanError if the headers of the model's files cannot be read.
+    The memory is unknown (``ModelFootprint(None)``) if the role has no model folder, or if its trainer
+    doesn't declare how ranks divide the model (``divided``). Raises PlanError if the headers of the weight
+    files can't be read.
     """
     trainer, generator, name = role.trainer, role.generator, role.name
     if role.folder is None or trainer.can.divided is None:
@@ -44,10 +45,10 @@ def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -
 
 
 def facts(folder: Path) -> ModelFacts:
-    """Return a model folder's configuration and the shapes of its weights.
+    """Return the configuration in a model folder and the shapes of its weights.
 
-    The result is cached until the size or modification time of a file changes. Raises PlanError if the
-    headers of the weight files cannot be read.
+    The result is cached until a file's size or modification time changes. Raises PlanError if the folder
+    can't be read.
     """
     try:
         return _facts(
@@ -68,20 +69,16 @@ def facts(folder: Path) -> ModelFacts:
 
 @lru_cache(maxsize=16)
 def _facts(folder: Path, files: tuple[tuple[str, int, int], ...]) -> ModelFacts:
-    """Cached part of ``facts``.
-
-    ``files``: (name, bytes, time) of each file, so that a changed folder is read again.
-    """
+    """Read the folder. ``files`` (name, bytes, time) is only part of the cache key."""
     return ModelFacts.of(folder)
 
 
 def reward_models(
     graph: Graph, roles: Roles, placement: Placement, rewards: RewardNames, dtype: str
 ) -> Iterator[tuple[str, str, ModelFootprint]]:
-    """Yield (pool, name, memory) for each reward model that has its own folder, and each pool that scores
-    with it.
+    """Yield (pool, name, memory) for each reward model with its own folder, once per pool that uses it.
 
-    Each rank of the pool loads a complete copy of the model.
+    Every rank of the pool loads a complete copy of the model.
     """
     for role, pools in reward_pools(graph, placement).items():
         for spec in rewards.of_role(role) if role not in roles else ():

@@ -1,4 +1,4 @@
-"""Replace the Hub names among the values of a run: models by folders of the cache, data by pinned names."""
+"""Resolve names on the Hub in a run's values: models become folders in the cache, data pinned names."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from rlflow.rewards.reward_spec import model_text
 
 PIN = re.compile(r"(.*)(@[0-9a-f]{40})(.*)", re.DOTALL)
 HUB_FLAGS = ("model", "reward", "data", "eval")
-OF_ROLES = ("model", "reward")  # flags that a role may have too
+OF_ROLES = ("model", "reward")  # flags that can also be set for a single role
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """The values of a run after its Hub names were resolved."""
+    """A run's values with their Hub names resolved."""
 
     values: dict[str, Any]  # each Hub name pinned to the commit it was resolved to
-    local: dict[str, Any]  # the same, with the folder of each model in place of its name
+    local: dict[str, Any]  # the same, with each model's name replaced by its folder
     models: dict[Path, HubName] = field(default_factory=dict)  # folder → the pinned name of its model
 
     def written(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of the original values that name something on the Hub."""
+        """Return the original values that name something on the Hub."""
         return {name: value for name, value in values.items() if self.values[name] is not value}
 
 
 def resolve_hub_names(values: Mapping[str, Any], flags: Container[str] = HUB_FLAGS) -> Resolved:
-    """Resolve the Hub names among the values of a run.
+    """Resolve the Hub names in a run's values.
 
-    The folders of models have configs and tokenizers; ``hub.complete_model`` fetches their weights. Data are
-    pinned and not fetched. Without Hub names, nothing is imported or requested. ``flags``: the flags whose
-    names are resolved. Raises PlanError for a name that cannot be resolved.
+    A model's folder only has its config and tokenizer at first; ``hub.complete_model`` fetches the weights.
+    Data is pinned but not fetched. If there are no Hub names, nothing is imported or requested. ``flags``:
+    the flags to look at. Raises PlanError for a name that can't be resolved.
     """
     resolved = Resolved(dict(values), dict(values))
     for name, value in values.items():
@@ -48,7 +48,7 @@ def resolve_hub_names(values: Mapping[str, Any], flags: Container[str] = HUB_FLA
 
 
 def same_name(written: Any, pinned: Any) -> bool:
-    """Return True if a pinned value of a flag is what a written one may have been resolved to."""
+    """Whether ``pinned`` could be what the value ``written`` was resolved to."""
     if isinstance(written, list | tuple) and isinstance(pinned, list | tuple):
         return len(written) == len(pinned) and all(map(same_name, written, pinned))
     if written == pinned or not isinstance(written, str) or not isinstance(pinned, str):
@@ -63,8 +63,7 @@ def same_name(written: Any, pinned: Any) -> bool:
 def _replace(
     resolved: Resolved, name: str, value: Any, change: Callable[[Resolved, str], tuple[str, str]]
 ) -> None:
-    """Change a string or each of several strings. ``change`` returns the pinned string and the local
-    string."""
+    """Apply ``change``, which returns (pinned, local), to a string or to each string of a list."""
     if isinstance(value, str):
         resolved.values[name], resolved.local[name] = change(resolved, value)
     elif isinstance(value, list | tuple):

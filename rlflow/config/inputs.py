@@ -1,6 +1,6 @@
-"""Prepare the inputs of the compiler pass ``residency``, which plans when models are in memory.
+"""Prepare the inputs of `residency`, the compiler pass that plans when models are in memory.
 
-The inputs are the memory that each rank needs, and the parts of models that can be offloaded.
+The pass needs to know how much memory each rank needs and which parts of models can be offloaded.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def within_memory(
     options: Options,
     evaluated: str | None,
 ) -> Plan:
-    """Return the plan with an offloading schedule that keeps each rank within ``--memory``.
+    """Return the plan with a schedule for offloading that keeps every rank within ``--memory``.
 
-    Without that flag, the plan is unchanged. ``placement``: the plan's placement, or a placement on a single
-    process. ``evaluated``: the role that samples held-out prompts. Raises PlanError if the models cannot stay
-    within the limit.
+    Without that flag, the plan is returned unchanged. ``placement``: the plan's placement, or one with a
+    single process. ``evaluated``: the role that samples held-out prompts. Raises PlanError if the models
+    can't stay within the limit.
     """
     if options.memory is None:
         return plan
@@ -77,7 +77,8 @@ def _half(role: str, half: BoundSide, pool: str, parts: Mapping[str, int | None]
 def _mobility(can: Capabilities, part: str) -> Literal["moves", "passes", "stays"]:
     """Return how a part of a model can leave memory.
 
-    "moves": it can be offloaded. "passes": it is in memory only while in use. "stays": always in memory.
+    "moves": it can be offloaded. "passes": it is in memory only while it is used. "stays": it is always in
+    memory.
     """
     if part in can.movable:
         return "moves"

@@ -16,13 +16,13 @@ OF_THE_RUN = (*(each.name for each in fields(Options)), *SWITCHES, "config")
 
 
 def no_sampling() -> Sequence[str]:
-    """Return an empty list of roles. This is the default if the flow is unknown."""
+    """Return no roles. Used where the flow isn't known."""
     return ()
 
 
 @dataclass(frozen=True)
 class Known:
-    """The names in a flow that a flag can refer to."""
+    """The names in a flow that flags can refer to."""
 
     own: tuple[str, ...] = ()  # its settings, without the prefix hp.
     roles: tuple[str, ...] = ()
@@ -31,8 +31,7 @@ class Known:
 
 
 def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
-    """Return the problem to report if a flag without a role, such as --NAME, is unknown to the run and its
-    backends.
+    """Return the problem for a flag without a role (--NAME) that neither the run nor its backends know.
 
     ``settings``: the settings of the backends.
     """
@@ -47,7 +46,7 @@ def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
 
 
 def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known) -> Problem:
-    """Return the problem to report if neither of a role's backends has the setting in --ROLE.NAME.
+    """Return the problem for a flag --ROLE.NAME that is no setting of the role's two backends.
 
     ``settings``: the settings of these backends.
     """
@@ -65,7 +64,7 @@ def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known)
 
 
 def unknown_own(name: str, known: Known) -> Problem:
-    """Return the problem to report if the flow has no setting for --hp.NAME."""
+    """Return the problem for a flag --hp.NAME that is no setting of the flow."""
     return Problem(
         "unknown-setting",
         f"there is no setting 'hp.{name}'",
@@ -77,9 +76,9 @@ def unknown_own(name: str, known: Known) -> Problem:
 
 
 def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
-    """Return the problem to report if the first part of a dotted flag is unknown.
+    """Return the problem for a dotted flag whose first part is unknown.
 
-    ``heads``: the possible first parts. If the last part is a setting from another project, the message
+    ``heads``: the possible first parts. If the last part is a setting in another project, the message
     suggests rlflow's flag for it.
     """
     head, _, rest = name.partition(".")
@@ -96,19 +95,19 @@ def belongs_nowhere(name: str, heads: Sequence[str], known: Known) -> Problem:
 
 
 def _remedy(flag: str | None) -> dict[str, Any]:
-    """Return the keywords of a problem that suggest ``flag``, the flag that was probably meant."""
+    """Return the keyword arguments of a problem that suggests ``flag``."""
     first = f"write {flag} if you mean it; " if flag else ""
     return {"nearest": flag, "remedy": f"{first}--help lists all flags of this flow"}
 
 
 def meant(name: str, settings: Iterable[str], known: Known, role: str = "") -> str | None:
-    """Return the flag that was probably meant; None if no name is similar.
+    """Return the flag that was probably meant, or None if no name is similar.
 
-    If one name corresponds to several flags, they are returned together. The most similar name is chosen. If
-    several names are equally similar, the first in this order is chosen: settings of the flow, of `generate`,
-    of the run, of roles, and names from other projects. A name from another project without an equivalent in
-    this flow gives no suggestion. ``settings``: the settings of backends. ``role``: the role that the flag
-    was written for, or a role with its side, such as ``actor.trainer``.
+    The most similar name wins. In a tie, settings of the flow come first, then those of `generate`, of the
+    run and of backends, and last the names that other projects use. If another project's setting takes
+    several flags here, all of them are returned in one string; if it has no equivalent in this flow, the
+    result is None. ``settings``: the settings of backends. ``role``: the role that the flag was given for,
+    optionally with a side, such as ``actor.trainer``.
     """
     seek = _Search(set(settings), known, role)
     near = [
@@ -127,18 +126,15 @@ class _Search:
     role: str
 
     def names(self) -> Iterator[str]:
-        """All names that a misspelt flag is compared with.
-
-        Among equally similar names, the first is suggested.
-        """
+        """Yield all names that a misspelt flag could mean. In a tie, the first is suggested."""
         yield from (f"hp.{name}" for name in self.known.own)
         yield from (f"generate.{name}" for name in TYPES)
         yield from (*OF_THE_RUN, *sorted(name for name in self.settings if "." not in name), *SETTINGS)
 
     def word(self, name: str) -> str | None:
-        """Return rlflow's flag for a setting from another project; None if this flow has no such flag.
+        """Return rlflow's flag for another project's setting, or None if this flow has no such flag.
 
-        If several flags together correspond to it, they are joined by "and".
+        If it takes several flags, they are joined by "and".
         """
         for flags in SETTINGS.get(name, ()):
             each = [self.flag(flag) for flag in flags.split(" + ")]
@@ -147,7 +143,7 @@ class _Search:
         return None
 
     def flag(self, name: str) -> str | None:
-        """Return a setting's name as a flag; None if neither the flow nor the run has this setting."""
+        """Return the flag for a setting, or None if neither the flow nor the run has this setting."""
         head, _, rest = name.rpartition(".")
         if head == "hp":
             return f"--{name}" if rest in self.known.own else None
@@ -166,5 +162,5 @@ class _Search:
 
 
 def dashed(name: str) -> str:
-    """Return a name as a flag: ``save_every`` as --save-every. A dotted name keeps its underscores."""
+    """Return a name as a flag: ``save_every`` becomes --save-every. Dotted names keep their underscores."""
     return f"--{name}" if "." in name else "--" + name.replace("_", "-")

@@ -1,6 +1,6 @@
 """The options of a run.
 
-Every field is a flag and a key in configuration files; its comment is its help text.
+Every field is a flag and a key in configuration files. The comment on a field is its help text.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Options:
 
     @property
     def copies_every(self) -> int:
-        """Number of iterations between in-memory checkpoints of the models; 0 if there are none.
+        """How many iterations apart the in-memory checkpoints of the models are, or 0 for none.
 
-        When a worker dies, the pools recover from these checkpoints.
+        Pools recover from these checkpoints if a worker dies.
         """
         return self.commit_every if self.commit_every is not None else int(bool(self.pools))

@@ -1,6 +1,6 @@
-"""Packaged tasks: the data, model and settings of a run without ``--model`` and ``--data``.
+"""Packaged tasks: the data, model and settings of a run that is given no ``--model`` and ``--data``.
 
-Some algorithms have their own TOML file; all others use the default file.
+Some algorithms have a TOML file of their own. The others share a default file.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from rlflow.config.flags import read_toml
 
 
 def uses_packaged(values: Mapping[str, Any]) -> bool:
-    """Return whether a run uses a packaged task, because neither a model nor data are given.
+    """Whether a run uses a packaged task because it is given neither a model nor data.
 
-    ``values``: flag → value.
+    ``values`` holds the flags by name.
     """
     return values.get("model") is None and not values.get("data") and values.get("backend") != "null"
 
 
 def packaged_values(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the packaged task for a flow; {} if the run does not use a packaged task.
+    """Return the values of a flow's packaged task, or {} if the run doesn't use it.
 
-    ``flow``: the flow's name. ``values``: flag → value. If an environment is given, the task's rewards and
-    its environment settings are omitted.
+    ``flow``: the flow's name. ``values`` holds the flags by name. If an environment is given, the task's
+    rewards and environment settings are left out.
     """
     if not uses_packaged(values):
         return {}
@@ -38,9 +38,9 @@ def packaged_values(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def packaged_environment(flow: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment of the packaged task and its settings, which shape the flow's graph.
+    """Return the packaged task's environment and its settings, which shape the flow's graph.
 
-    Returns {} if the run does not use a packaged task.
+    Returns {} if the run doesn't use a packaged task.
     """
     return {
         name: value
@@ -50,8 +50,10 @@ def packaged_environment(flow: str, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def packaged(flow: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of the task file for a flow, and the values in the file. Paths in the values are
-    absolute."""
+    """Return (name of the task file, its values) for a flow.
+
+    Paths in the values are absolute.
+    """
     folder = Path(next(iter(rlflow.data.tasks.__path__)))
     path = folder / f"{flow}.toml"
     path = path if path.is_file() else folder / "default.toml"

@@ -1,7 +1,7 @@
-"""Sampling settings from the command line, which override those in the flow.
+"""Sampling settings on the command line, which override those in the flow.
 
-The flags are written --ROLE.generate.NAME, or --ROLE.generate#2.NAME for the role's second call of
-`generate`.
+The flags are written --ROLE.generate.NAME or, for the role's second call of `generate`,
+--ROLE.generate#2.NAME.
 """
 
 from __future__ import annotations
@@ -32,14 +32,12 @@ CALL = re.compile(r"generate(#[1-9]\d*)?")
 
 
 def addresses_call(setting: str) -> bool:
-    """Whether a role's setting belongs to a call of `generate`, as in ``generate.stop`` or
-    ``generate#2.top_p``.
-    """
+    """Whether a role's setting is for a `generate` call, as in ``generate.stop`` or ``generate#2.top_p``."""
     return CALL.fullmatch(setting.partition(".")[0]) is not None
 
 
 def repeatable(flag: str) -> bool:
-    """Whether a flag can be given several times: the stop strings and stop tokens of a `generate` call."""
+    """Whether a flag may be repeated: the stop strings and stop tokens of a `generate` call."""
     _, _, setting = flag.partition(".")
     return setting.rpartition(".")[2] in SEVERAL and addresses_call(setting)
 
@@ -47,8 +45,8 @@ def repeatable(flag: str) -> bool:
 def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
     """Return (sampling settings by call and name, problems).
 
-    The key of a call is ``ROLE.generate``, or ``ROLE.generate#2`` for the second call. Values are converted
-    to the types that `generate` takes. There is a problem for each unknown name and each invalid value.
+    Calls are named ``ROLE.generate``, or ``ROLE.generate#2`` for the second call. Values are converted to the
+    types that `generate` takes. Each unknown name and each invalid value is a problem.
     """
     settings: dict[str, dict[str, Any]] = {}
     problems = []
@@ -66,7 +64,7 @@ def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], l
 
 
 def _value(name: str, value: Any) -> Any:
-    """Convert a value to the type of the setting ``name``; None if that is impossible."""
+    """Convert a value to the type of the setting ``name``, or return None if it can't be converted."""
     if name == "lengths":
         return _lengths(value)
     try:
@@ -81,10 +79,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _lengths(value: Any) -> Any:
-    """Return a sequence of response lengths as a tuple, or read it from the key ``lengths`` of a JSON file.
-
-    Returns None if there are no lengths.
-    """
+    """Return response lengths as a tuple, from a sequence or the key ``lengths`` of a JSON file, or None."""
     if isinstance(value, list | tuple):
         return tuple(value)
     try:
@@ -95,7 +90,7 @@ def _lengths(value: Any) -> Any:
 
 
 def _unfit(flag: str, name: str, value: Any) -> Problem:
-    """Return the problem to report if a sampling setting has an invalid value."""
+    """Return the problem for an invalid value of a sampling setting."""
     expected = (
         GENERATE[name].expected
         if name != "lengths"

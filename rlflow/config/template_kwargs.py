@@ -1,4 +1,4 @@
-"""Variables of the chat template, set by ``--data.template_kwargs`` or ``--data.template_kwargs.NAME``."""
+"""Variables for the chat template, from ``--data.template_kwargs`` or ``--data.template_kwargs.NAME``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ TEMPLATE = "template_kwargs"  # a JSON object; with .NAME, a single variable
 
 
 def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of the chat template, from the values of ``--data.NAME``.
+    """Return the variables for the chat template. ``values`` holds the settings ``--data.NAME`` by name.
 
-    Raises PlanError if ``template_kwargs`` is not a JSON object.
+    Raises PlanError if ``template_kwargs`` isn't a JSON object.
     """
     whole = values.get(TEMPLATE) or {}
     if isinstance(whole, str):
@@ -41,9 +41,9 @@ def template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number(value: Any) -> Any:
-    """Return the int, float or bool that a string contains, or else the string.
+    """Convert a string to an int, float or bool if it contains one.
 
-    Other values are returned unchanged.
+    Other strings and values are returned unchanged.
     """
     if not isinstance(value, str):
         return value
