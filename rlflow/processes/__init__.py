@@ -1,6 +1,6 @@
-"""Processes next to the run's own process: how a run starts, sandboxes, calls and ends them.
+"""Processes that a run starts next to its own: starting, sandboxing, calling and ending them.
 
-This package has the watchdog, the sandbox, HTTP requests to servers, deadlines, and network interfaces. It
-also finds the user's lines in errors from other processes. The programs that these processes run are in
+This package contains the watchdog, the sandbox, the HTTP client, deadlines and network interfaces. It also
+finds the user's own lines in errors from other processes. The programs these processes run are in
 `rlflow.rewards`, `rlflow.services` and `rlflow.cluster`.
 """

@@ -1,4 +1,4 @@
-"""Addresses of services: each service that the run starts gets a free loopback port."""
+"""Addresses of services. Each service that the run starts gets a free port on the loopback address."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Address:
 
 
 def addresses(services: Iterable[Service]) -> dict[str, Address]:
-    """Return service name → address. A service that the run starts gets a free port.
+    """Return the address of each service, by name. Services that the run starts get a free port.
 
-    The ports are free now, but are not reserved. Raises PlanError if no port is free.
+    The ports are free now, but nothing reserves them. Raises PlanError if no port is free.
     """
     used: set[int] = set()
     return {each.name: _address(each, used) for each in services}
@@ -44,10 +44,10 @@ def _address(service: Service, used: set[int]) -> Address:
 
 
 def _free(used: set[int]) -> int:
-    """Return a free port that is not in ``used``, and add it to ``used``.
+    """Return a free port that isn't in ``used``, and add it to ``used``.
 
-    The port is below the range from which the system takes ports for outgoing connections. It therefore stays
-    free while a service restarts.
+    The port is below the range that the system uses for outgoing connections, so it stays free while a
+    service restarts.
     """
     for _ in range(TRIES):
         port = random.randrange(LOWEST, _highest())

@@ -13,12 +13,11 @@ from rlflow.processes.watchdog import process_tag
 
 
 class Child(subprocess.Popen[bytes]):
-    """A child process in its own session, so that it does not get signals from the terminal.
+    """A child process in its own session, so that signals from the terminal don't reach it.
 
-    ``mark``: a name that is added to the run's process tag, and with which ``end`` finds descendants; leave
-    it empty for a program without descendants. ``options``: options of ``subprocess.Popen``. The child does
-    not end automatically with this process. For this, its program must call `process_tag.die_with`, or end
-    when its standard input is closed.
+    ``mark``: a name that is added to the run's process tag and lets ``end`` find descendants; leave it empty
+    for a program without any. ``options`` are passed to ``subprocess.Popen``. The child can outlive this
+    process unless its program calls `process_tag.die_with` or exits when its standard input is closed.
     """
 
     def __init__(self, command: Sequence[str], mark: str = "", **options: Any) -> None:
@@ -26,23 +25,20 @@ class Child(subprocess.Popen[bytes]):
         super().__init__(command, start_new_session=True, **options)
 
     def note_descendants(self) -> None:
-        """Record the current descendants, so that ``end`` also kills descendants without the process tag.
+        """Remember the current descendants, so that ``end`` also kills those without the process tag.
 
-        If the process has ended, do nothing.
+        Does nothing if the process has ended.
         """
         if self.returncode is None:
             self._below += process_tag.descendants(self.pid)
 
     def signal_group(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the process and its process group. Any thread may call this."""
+        """Send a signal to the process and its process group. Can be called from any thread."""
         if self.returncode is None:
             self._signal(number)
 
     def end(self) -> None:
-        """Kill the process and all its descendants, and wait until they have ended.
-
-        This includes descendants in other sessions.
-        """
+        """Kill the process and all its descendants, even in other sessions, and wait until they are gone."""
         self._signal(signal.SIGKILL)  # the group exists as long as it has members, even without its leader
         self.wait()
         process_tag.end_all(

@@ -1,9 +1,9 @@
 """Declarations of services: ``[service.NAME]`` in a configuration file, or ``--service.NAME COMMAND``.
 
-In a service's command, ``{port}`` stands for the port on which the service must listen. In the value of any
-flag, and in the commands of other services, ``{NAME}`` stands for the service's URL. This module only reads
-declarations; it starts nothing and contacts nothing. A run and a cluster job use the same declarations: a run
-starts its services itself, and in a job each service is a task.
+In a service's command, ``{port}`` stands for the port it must listen on. In the value of any flag, and in the
+commands of other services, ``{NAME}`` stands for the service's URL. This module only reads declarations; it
+doesn't start or contact anything. Runs and cluster jobs share these declarations: a run starts its services
+itself, while in a job each service is a task.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from rlflow.errors import PlanError, Problem, listed, nearest
 HEAD = "service"  # prefix of the flags: --service.NAME, --service.NAME.wait
 # prefix of the variables in which rewards and environments find the URLs of services
 VARIABLE = "RLFLOW_SERVICE_"
-PORT = "PORT"  # the variable in which a service finds its port, which {port} in its command also gives
+PORT = "PORT"  # the variable in which a service finds its port, like {port} in its command
 NAME = re.compile(r"[A-Za-z]\w*")
 URLS = ("http://", "https://")  # prefixes of the URL of a service that others run
-# names that a service cannot have, since they have another meaning: {port} here, {prompt} in --data.template
+# names that services can't have because they mean something else: {port} here, {prompt} in --data.template
 RESERVED = ("port", "prompt")
 BRACED = re.compile(r"\{(\w+)\}")
 # A value that is the URL of a service, optionally after NAME= or NAME:
@@ -40,7 +40,7 @@ URL_OF = re.compile(r"(?:[\w.-]+[=:])?\{(\w+)\}(?:/.*|:[\d.]+)?", re.DOTALL)
 class ServiceSettings:
     """Settings of a service.
 
-    Each field is a flag, --service.NAME.FIELD, and a key of [service.NAME]. The comment above a field is its
+    Each field is a flag, --service.NAME.FIELD, and a key in [service.NAME]. The comment on a field is its
     help text.
     """
 
@@ -64,32 +64,32 @@ class Service(ServiceSettings):
 
     @property
     def external(self) -> bool:
-        """Whether ``run`` is a URL, so that the run does not start this service."""
+        """Whether ``run`` is a URL, which means that the run doesn't start this service."""
         return self.run.startswith(URLS)
 
     @property
     def variable(self) -> str:
-        """Name of the environment variable in which rewards and environments find the service's URL."""
+        """The environment variable that tells rewards and environments the service's URL."""
         return VARIABLE + self.name.upper()
 
     @property
     def words(self) -> list[str]:
-        """Words of the service's command, split as a shell splits them. No shell runs the command."""
+        """The command, split into words as a shell would. No shell is involved in running it."""
         return shlex.split(self.run)
 
     def command(self, port: int | str, urls: Mapping[str, str]) -> list[str]:
-        """Return the words of the service's command with its port and the URLs of services inserted.
+        """Return the words of the command with the port and the URLs of services filled in.
 
-        ``urls``: service name → URL.
+        ``urls``: the URL of each service, by name.
         """
         return [in_place(word, {**urls, "port": str(port)}) for word in self.words]
 
 
 def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict[str, Any]]:
-    """Return the declared services in their order, and the other flags unchanged.
+    """Return the declared services in order, and the remaining flags unchanged.
 
-    ``values``: flag without its dashes → value, as ``parse_flags`` and ``read_toml`` return it. Raises one
-    PlanError that lists the errors of all services.
+    ``values``: the flags by name, without dashes, as ``parse_flags`` and ``read_toml`` return them. Raises a
+    single PlanError that lists the errors of all services.
     """
     written: dict[str, dict[str, Any]] = {}
     others: dict[str, Any] = {}
@@ -114,9 +114,9 @@ def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict
 
 
 def in_place(value: Any, urls: Mapping[str, str]) -> Any:
-    """Return a flag's value with each ``{NAME}`` replaced with the URL of the service NAME, also in lists.
+    """Replace each ``{NAME}`` in a flag's value, also inside lists, with the URL of the service NAME.
 
-    ``urls``: service name → URL. Other braces are unchanged.
+    ``urls``: the URL of each service, by name. Other braces stay as they are.
     """
     if isinstance(value, str):
         return BRACED.sub(lambda match: urls.get(match[1], match[0]), value)
@@ -126,32 +126,32 @@ def in_place(value: Any, urls: Mapping[str, str]) -> Any:
 
 
 def from_environment(value: Any) -> Any:
-    """Return ``value`` with each ``{NAME}`` replaced with the URL of the service NAME, from the environment.
+    """Replace each ``{NAME}`` in ``value`` with the URL of the service NAME, found in the environment.
 
-    Settings of environments contain ``{NAME}`` until they reach the environment's process. A flow's graph
-    contains these settings, and must stay the same if a resumed run uses other ports.
+    Environments fill in the URLs in their own processes. Until then, their settings keep ``{NAME}``, because
+    they are part of the flow's graph, which must stay the same if a resumed run uses other ports.
     """
     return in_place(value, _FromEnvironment())
 
 
 class _FromEnvironment(dict[str, str]):
-    """Mapping from service name to URL that reads the environment variables."""
+    """The URL of each service by name, looked up in environment variables."""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the URL of the service ``name``; ``default`` if there is no such service."""
+        """Return the URL of the service ``name``, or ``default`` if there is no such service."""
         return os.environ.get(VARIABLE + name.upper(), default)
 
 
 def short(flag: str) -> str:
-    """Return --service.NAME for the flag --service.NAME.run, and any other flag unchanged."""
+    """Shorten --service.NAME.run to --service.NAME. Other flags are returned unchanged."""
     return flag.removesuffix(".run") if flag.startswith(f"{HEAD}.") and flag.count(".") == 2 else flag
 
 
 def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
-    """Return whether a flag may be given when a run is resumed.
+    """Whether a flag about a service may be given when a run is resumed.
 
-    This is true for service settings that do not change answers, for an unchanged command, and for a new URL
-    of a service that the run does not start. ``recorded``: the flags with which the run was started.
+    Allowed are settings other than the command, the same command again, and a new URL for a service that the
+    run doesn't start. ``recorded``: the flags that the run was started with.
     """
     head, _, rest = flag.partition(".")
     name, _, setting = rest.partition(".")
@@ -168,9 +168,9 @@ def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
 
 
 def command_from(value: Any, start: str) -> Any:
-    """Return a service's command with relative paths resolved against the folder ``start``.
+    """Return a service's command with relative paths made to start from the folder ``start``.
 
-    A path is changed only if it exists in ``start`` and does not exist in the current folder.
+    A path is only changed if it exists in ``start`` but not in the current folder.
     """
     words = shlex.split(value) if isinstance(value, str) and not value.startswith(URLS) else []
     moved = [_moved(word, start) for word in words]
@@ -187,9 +187,9 @@ def _moved(word: str, start: str) -> str:
 
 
 def nowhere(services: Iterable[Service]) -> dict[str, str]:
-    """Return service name → placeholder URL, for checks that start no services.
+    """Return a placeholder URL for each service, by name, for checks that don't start services.
 
-    A service that the run does not start keeps its own URL. The other URLs lead nowhere.
+    Services that the run doesn't start keep their real URL.
     """
     return {
         each.name: each.run.rstrip("/") if each.external else f"http://{each.name.replace('_', '-')}.invalid"
@@ -298,9 +298,9 @@ def _alike(names: Iterable[str]) -> list[Problem]:
 
 
 def _unknown(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
-    """Return a problem for each flag's value that names an undeclared service, such as ``{NAME}/path``.
+    """Return a problem for each value of a flag that refers to an undeclared service, as in ``{NAME}/path``.
 
-    NAME= or NAME: may precede the braces.
+    There may be a ``NAME=`` or ``NAME:`` in front of the braces.
     """
     names = list(names)
     texts = [
@@ -327,9 +327,9 @@ def _unknown(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
 
 
 def _circle(services: Iterable[Service]) -> list[Problem]:
-    """Return a problem if the commands of services need one another in a circle, or one needs itself.
+    """Return a problem if the commands of services need each other in a circle, or if one needs itself.
 
-    Such services could never start, because each would have to start before the others.
+    Such services could never start, because each would have to wait for another.
     """
     asks = {each.name: {name for word in each.words for name in BRACED.findall(word)} for each in services}
     try:
@@ -351,7 +351,7 @@ def _circle(services: Iterable[Service]) -> list[Problem]:
 
 
 def _commands(service: Service, names: Iterable[str]) -> list[Problem]:
-    """Return a problem for each word of a service's command that names an undeclared service."""
+    """Return a problem for each word of a service's command that refers to an undeclared service."""
     known = (*names, "port")
     return [
         Problem(

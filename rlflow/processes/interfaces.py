@@ -1,6 +1,6 @@
-"""Choice of the network interface over which the ranks of a pool on several machines communicate.
+"""Choose the network interface for ranks of a pool on several machines.
 
-Interfaces that the public internet can reach are refused.
+Interfaces that can be reached from the public internet are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Interface(NamedTuple):
 
 
 def interfaces() -> list[Interface]:
-    """Return this machine's network interfaces, with an entry for each address, IPv4 first."""
+    """Return this machine's network interfaces, one entry per address, IPv4 first."""
     found = [
         (each.family, name, each.address)
         for name, addresses in psutil.net_if_addrs().items()
@@ -42,12 +42,12 @@ def interfaces() -> list[Interface]:
 def chosen(
     wanted: str | None, head: str, insecure: bool, there: Iterable[Interface] | None = None
 ) -> Interface:
-    """Return the interface for communication between ranks.
+    """Return the interface that ranks use to talk to each other.
 
-    ``wanted``: the interface's name, its address, or a network that contains its address, such as 10.0.0.0/8.
-    None chooses the interface with the route to ``head``, the address of the cluster's first machine.
-    ``there``: the interfaces to choose from; None: this machine's. Raises PlanError if there is no such
-    interface, or if its address is public and ``insecure`` is false.
+    ``wanted``: an interface's name, its address, or a network that contains its address, such as 10.0.0.0/8.
+    If it is None, the interface with the route to ``head``, the cluster's first machine, is used. ``there``:
+    the interfaces to choose from, by default this machine's. Raises PlanError if there is no such interface,
+    or if its address is public and ``insecure`` is false.
     """
     there = interfaces() if there is None else list(there)
     interface = (
@@ -81,7 +81,7 @@ def _is(interface: Interface, wanted: str) -> bool:
 
 
 def _by_route(head: str, there: Iterable[Interface]) -> Interface | None:
-    """Return the interface that packets to ``head`` would use; None if there is none. No packet is sent."""
+    """Return the interface that packets to ``head`` would use, or None. Sends no packet."""
     family = socket.AF_INET6 if ":" in head else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asking:
@@ -93,9 +93,9 @@ def _by_route(head: str, there: Iterable[Interface]) -> Interface | None:
 
 
 def refuse_public(hosts: Iterable[str], insecure: bool) -> None:
-    """Raise PlanError if one of these addresses is public, unless ``insecure`` is true.
+    """Raise PlanError if any of the addresses is public, unless ``insecure`` is true.
 
-    Programs that listen on the addresses use no secret, or send it unencrypted.
+    The programs that listen on these addresses use no secret or send it unencrypted.
     """
     public = [host for host in hosts if any(map(is_public, _resolved(host)))]
     if public and not insecure:
@@ -117,5 +117,5 @@ def _resolved(host: str) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is a public internet address."""
+    """Whether an address is on the public internet."""
     return ipaddress.ip_address(address.partition("%")[0]).is_global

@@ -1,8 +1,8 @@
-"""The identity of a process, for files: its pid, start time and machine.
+"""Identify a process in files, by its pid, start time and machine.
 
-A pid alone is not enough, because the system reuses pids. Locks, status files, leftovers and shared memory
-use `Process.alive` to find out whether a process is still running. The watchdog and rewards use
-`rlflow.processes.watchdog.process_tag.lives` instead, for processes on their own machine.
+A pid isn't enough, because the system reuses pids. Locks, status files, leftovers and shared memory ask
+`Process.alive` whether a process still exists. The watchdog and rewards only deal with processes on their own
+machine, and use `rlflow.processes.watchdog.process_tag.lives` instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlflow.processes.watchdog import process_tag
 
 @dataclass(frozen=True)
 class Process:
-    """A process, identified uniquely across machines and across boots of a machine."""
+    """A process, identified uniquely across machines and reboots."""
 
     pid: int
     started: (
@@ -31,21 +31,23 @@ class Process:
 
     @classmethod
     def this(cls) -> Process:
-        """Return the process that calls this."""
+        """Return the current process."""
         return cls(os.getpid(), process_tag.started(os.getpid()), boot(), _space(), socket.gethostname())
 
     @classmethod
     def of_tag(cls, tag: str) -> Process | None:
-        """Return the process that ``tag`` identifies; the tag must have been written on this machine. None if
-        ``tag`` is not a valid tag."""
+        """Return the process that ``tag`` identifies, or None if the tag is invalid.
+
+        The tag must have been written on this machine.
+        """
         pid, _, rest = tag.partition(".")
         started, dot, space = rest.partition(".")
         return cls(int(pid), started, boot(), space, socket.gethostname()) if pid.isdigit() and dot else None
 
     def alive(self) -> bool | None:
-        """Return whether the process still exists, running or stopped.
+        """Whether the process still exists, running or stopped.
 
-        None means unknown: the process is on another machine or in another container.
+        None if this can't be told because the process is on another machine or in another container.
         """
         elsewhere = self.host != socket.gethostname()
         if self.boot != boot() or (elsewhere and not self.boot):
@@ -55,25 +57,25 @@ class Process:
             return None
         if self.started:
             return process_tag.lives(self.pid, self.started)
-        # This check is slower than the others; it is needed if the system does not report start times.
+        # This check is slow. It's only needed if the system doesn't report start times.
         import psutil
 
         return bool(psutil.pid_exists(self.pid))
 
     def tag(self) -> str:
-        """Return the process as a part of a file name: ``PID.STARTED.SPACE``.
+        """Return the process as part of a file name: ``PID.STARTED.SPACE``.
 
-        The text is unique on this machine until the next boot.
+        It is unique on this machine until the next boot.
         """
         return f"{self.pid}.{self.started}.{self.space}"
 
     def as_json(self) -> str:
-        """Return the fields as a JSON object that ``parsed`` accepts."""
+        """Return the fields as a JSON object. Decode it and call ``parsed`` to get the process back."""
         return json.dumps(asdict(self))
 
 
 def parsed(values: object) -> Process | None:
-    """Return the process that a decoded JSON object describes; None if it describes no process."""
+    """Return the process described by a decoded JSON object, or None if it doesn't describe one."""
     if not isinstance(values, dict) or not isinstance(values.get("pid"), int):
         return None
     words = [values.get(name) for name in ("started", "boot", "space", "host")]
@@ -83,7 +85,7 @@ def parsed(values: object) -> Process | None:
 
 
 def boot() -> str:
-    """Return the id of this machine's current boot; empty if the system does not report it."""
+    """Return the id of this machine's current boot, or "" if the system doesn't report it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -91,7 +93,7 @@ def boot() -> str:
 
 
 def _space() -> str:
-    """Return the id of this process's pid namespace; empty if the system does not report it."""
+    """Return the id of this process's pid namespace, or "" if the system doesn't report it."""
     try:
         return str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:

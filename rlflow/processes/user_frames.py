@@ -1,7 +1,7 @@
-"""The lines from the user's own files in an exception's traceback, because the user can change only these.
+"""Find the lines of the user's own files in a traceback, the only ones that the user can change.
 
-An exception loses its traceback when it is sent to another process. The process that raises it therefore
-writes these lines into a ``RemoteFailure``.
+An exception loses its traceback when it is sent to another process, so the process that raises it puts these
+lines into a ``RemoteFailure``.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ _OURS = str(Path(__file__).parents[1]) + os.sep  # the folder of rlflow
 
 
 def own_lines(error: BaseException) -> tuple[str, ...]:
-    """Return the last lines from the user's files in a traceback, as ``path:line, in function: source``.
+    """Return the last lines of the user's files in a traceback, as ``path:line, in function: source``.
 
-    The line nearest to the error comes first. The result is empty if the traceback has no line from the
-    user's files.
+    The line closest to the error comes first. Empty if the traceback has none of the user's lines.
     """
     return tuple(_line(frame, line) for frame, line in _own(error)[: -LAST - 1 : -1])
 
 
 def own_place(error: BaseException) -> str:
-    """Return ``path:line`` of the user's line that is nearest to the error.
+    """Return ``path:line`` of the user's line closest to the error.
 
-    If the traceback has no line from the user's files, return the line that raised the error.
+    If the traceback has none of the user's lines, this is the line that raised the error.
     """
     frames = _own(error) or list(traceback.walk_tb(error.__traceback__))
     return f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else ""
@@ -48,7 +47,7 @@ AS_THEY_ARE = (FlowError, PlanError, RemoteError, SkipIteration, Stopped)
 
 
 class RaisedElsewhere(Exception):
-    """An exception that carries the record of another process's exception to the caller."""
+    """An exception that brings the record of another process's exception to the caller."""
 
     def __init__(self, failure: RemoteFailure) -> None:
         super().__init__(failure)
@@ -59,8 +58,10 @@ class RaisedElsewhere(Exception):
 
 
 def failure_of(error: BaseException, hint: str = "") -> RemoteFailure:
-    """Return the record of an exception: the user's lines in its traceback, and notes with the full
-    traceback. ``hint``: a hint for the record."""
+    """Return the record of an exception, with the user's lines and the full traceback as a note.
+
+    ``hint``: a hint to add to the record.
+    """
     try:
         text = str(error)
     except Exception:  # a user's class may raise here
@@ -70,21 +71,21 @@ def failure_of(error: BaseException, hint: str = "") -> RemoteFailure:
 
 
 def portable(error: Exception) -> Exception:
-    """Return an exception in a form that can be sent to another process.
+    """Return an exception that can be sent to another process.
 
-    An rlflow error is returned unchanged. Any other error is replaced with an exception that carries its
+    rlflow's own errors are returned unchanged. Any other exception is replaced with one that carries its
     record.
     """
     return error if isinstance(error, (RaisedElsewhere, *AS_THEY_ARE)) else RaisedElsewhere(failure_of(error))
 
 
 def in_worker(error: BaseException) -> str:
-    """Return a note with an exception's traceback, for another process that gets only the exception."""
+    """Return an exception's traceback as a note for another process, which only gets the exception."""
     return f"in a worker:\n{whole(error).rstrip()}"
 
 
 def whole(error: BaseException) -> str:
-    """Return the full traceback of an exception as text, with its causes and notes."""
+    """Return an exception's full traceback as text, with its causes and notes."""
     return "".join(traceback.format_exception(error))
 
 
