@@ -1,8 +1,8 @@
 """rlflow: reinforcement-learning algorithms for language models as dataflow graphs.
 
-This package exports everything that an algorithm's file and a Python caller need. It also contains modules
-that several packages share. Algorithms and backends are subpackages (`rlflow.algorithms`, `rlflow.backends`);
-docs/architecture.md shows all packages. Names that need torch are loaded on first use.
+This package exports everything you need to write an algorithm or to start runs from Python. It also contains
+modules that several packages share. Algorithms and backends are subpackages (`rlflow.algorithms`,
+`rlflow.backends`). docs/architecture.md shows all packages. Names that need torch are loaded on first use.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ MESSAGE = 2000  # maximum number of characters in another process's error in a m
 class Place:
     """A line of a file, printed as ``path:line``.
 
-    The path is relative if the file is inside the working directory.
+    Inside the working directory, the path is printed as a relative path.
     """
 
     path: str
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding, as `rlflow check` and errors print it."""
+    """Something wrong with a flow or a run, as `rlflow check` and errors print it."""
 
     code: str  # stable name for the kind of mistake
     message: str
@@ -71,7 +71,7 @@ class _Reported(Exception):
 
     @classmethod
     def refuse(cls, problems: Iterable[Problem]) -> None:
-        """Raise this error with all problems, if there are any."""
+        """Raise this error if there are any problems."""
         if found := tuple(problems):
             raise cls(*found)
 
@@ -80,30 +80,30 @@ class _Reported(Exception):
 
 
 class FlowError(_Reported):
-    """The algorithm's source code has an error. Raised before anything runs."""
+    """The source code of the algorithm is wrong. Raised before anything runs."""
 
 
 class PlanError(_Reported):
-    """The settings, the data, the model or the placement of a run do not fit together, or cannot be used."""
+    """A run's settings, data, model or placement don't fit together, or can't be used."""
 
     @classmethod
     def of(cls, code: str, message: str, **details: object) -> PlanError:
-        """Return an error with a single ``Problem`` that has these fields."""
+        """Return an error with a single ``Problem``, which gets these fields."""
         return cls(Problem(code, message, **details))  # type: ignore[arg-type]
 
     def at(self, place: Place | None) -> PlanError:
-        """Set ``place`` as the place of all problems that have none, and return this error."""
+        """Set the place of all problems that don't have one, and return this error."""
         self.problems = tuple(replace(problem, place=problem.place or place) for problem in self.problems)
         return self
 
 
 class RunHeld(PlanError):
-    """Another process uses the same run directory."""
+    """Another process is using the same run directory."""
 
 
 @dataclass(eq=False)
 class StageError(Exception):
-    """A stage raised an error or did not finish by its deadline."""
+    """A stage failed, or didn't finish before its deadline."""
 
     stage: str  # empty if the run failed between two stages
     iteration: int
@@ -132,7 +132,7 @@ class StageError(Exception):
 
 
 class SkipIteration(Exception):
-    """An iteration has no rows to train on. The run continues with the next iteration."""
+    """An iteration has no rows to train on. The run goes on to the next one."""
 
     account: object = None  # accounting of the rows that were sampled in the iteration
 
@@ -143,7 +143,10 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class RemoteFailure:
-    """The record of an error that another process raised. Prints in one line, with place, hint and callers."""
+    """The record of an error that another process raised.
+
+    ``str`` returns it as one line, with its place, hint and callers.
+    """
 
     type: str  # the name of the exception's class
     text: str
@@ -155,11 +158,11 @@ class RemoteFailure:
 
     @property
     def message(self) -> str:
-        """The error without its place, for a message that prints ``lines`` below."""
+        """The error without its place, for messages that print ``lines`` separately."""
         return f"{self.type}: {self.text}"
 
     def add_notes_to(self, error: BaseException) -> None:
-        """Add the notes to an error raised in this process, so that its traceback prints them."""
+        """Add the notes to an error raised in this process, so that they appear in its traceback."""
         for note in self.notes:
             error.add_note(note)
 
@@ -170,15 +173,15 @@ class RemoteFailure:
         return f"{place}{self.message}"[:MESSAGE] + hint + callers
 
 
-# Why a row has no score, or why an episode failed: a sentence, or the record of an error.
+# Why a row has no score or an episode failed: a sentence, or the record of an error.
 Reason = str | RemoteFailure
 
 
 class RemoteError(Exception):
-    """Another process raised an error, or does not answer.
+    """Another process raised an error or isn't answering.
 
-    The message names the error's type and the process. ``failure``: the record of the error, if one was
-    raised there.
+    The message names the process and the type of the error. ``failure``: the record of the error, if one was
+    raised.
     """
 
     def __init__(self, text: str, failure: RemoteFailure | None = None) -> None:
@@ -189,34 +192,33 @@ class RemoteError(Exception):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The lines from the user's files in the traceback of the other process's error."""
+        """The lines of the user's files in the traceback of the other process's error."""
         return self.failure.lines if self.failure is not None else ()
 
 
 class Late(RemoteError):
-    """Workers did not answer by the deadline of a call."""
+    """Workers didn't answer a call in time."""
 
 
 class Dead(RemoteError):
-    """A worker process ended, or was killed because it did not answer."""
+    """A worker process ended, or was killed because it didn't answer."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant; None if no name is similar enough.
+    """Return the known name that was probably meant, or None if no name is close enough.
 
-    The name with the fewest differences is chosen. A letter that is changed, missing, added or swapped counts
-    as one difference. At most three differences are accepted, and at most a third of the longer name's
-    length.
+    This is the name with the fewest differences: letters that are changed, missing, added or swapped. There
+    can be at most three, and at most one for every three letters of the longer name.
     """
     close = [(apart, each) for each in names if (apart := misspelt(name, each)) is not None]
     return min(close, key=lambda pair: pair[0])[1] if close else None
 
 
 def misspelt(written: str, meant: str) -> int | None:
-    """Return the number of letters in which two names differ; None if they differ too much for a misspelling.
+    """Return how many letters differ between two names, or None if there are too many for a misspelling.
 
     A letter that is changed, missing, added or swapped with its neighbour counts as one. Case is ignored, and
-    ``-`` equals ``_``.
+    ``-`` is the same as ``_``.
     """
     first, second = (text.casefold().replace("-", "_") for text in (written, meant))
     most = min(max(len(first), len(second)) // 3, 3)
@@ -234,17 +236,17 @@ def misspelt(written: str, meant: str) -> int | None:
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """Return the text with control characters escaped, except those in ``keep``.
+    """Escape the control characters in a text, except those in ``keep``.
 
-    Unescaped control characters in a file name or a sample could control the terminal.
+    Otherwise, those in a file name or a sample could control the terminal.
     """
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def listed(names: Iterable[str], limit: int = 16) -> str:
-    """Return names as comma-separated text for a message.
+    """Join names with commas for a message.
 
-    At most ``limit`` names are listed. If some are omitted, their total number follows.
+    If there are more than ``limit``, the rest are left out and the total number is added.
     """
     names = list(names)
     suffix = f", … ({len(names)} in all)" if len(names) > limit else ""

@@ -1,6 +1,6 @@
-"""Import optional packages when they are first needed. Also return rlflow's own version.
+"""Import optional packages when they are first needed, and report rlflow's own version.
 
-The error about a missing package names the command that installs it.
+If a package is missing, the error gives the command that installs it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LATE = {"reasoning_gym.factory": ("cellpylib",)}
 def require(module: str, extra: str, install: str = "") -> Any:
     """Import and return a module of an optional package.
 
-    If the package is missing, raises PlanError with the command ``install``; by default, the command that
+    If the package is missing, raises PlanError with the command ``install``, by default the command that
     installs the extra ``extra``.
     """
     try:
@@ -48,7 +48,7 @@ def require(module: str, extra: str, install: str = "") -> Any:
 
 @contextmanager
 def late(packages: Sequence[str]) -> Iterator[None]:
-    """Delay the execution of packages that are imported inside the context.
+    """Inside the context, import ``packages`` without running their code yet.
 
     A package's code runs when one of its names is first read.
     """
@@ -61,7 +61,7 @@ def late(packages: Sequence[str]) -> Iterator[None]:
 
 
 class _Late:
-    """An import finder that delays the execution of packages until one of their names is read."""
+    """An import finder that doesn't run the code of packages until one of their names is read."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self.packages = packages
@@ -69,7 +69,7 @@ class _Late:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a delayed package; None for other names."""
+        """Return the spec of a delayed package, or None for any other name."""
         spec = PathFinder.find_spec(name, path, target) if name in self.packages else None
         if spec is not None and spec.loader is not None:
             spec.loader = cast("Loader", _LateLoader(spec.loader))
@@ -77,9 +77,9 @@ class _Late:
 
 
 class _LateLoader:
-    """A loader that creates a module whose code runs when a missing name is first read.
+    """A loader whose modules run their code when a missing name is first read.
 
-    Python's LazyLoader would already run the code at the second import.
+    Python's LazyLoader would already run it when the module is imported a second time.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -90,7 +90,7 @@ class _LateLoader:
         return _LateModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Mark the module as delayed. Its code runs when one of its names is first read."""
+        """Remember the real loader, which runs the module's code when one of its names is first read."""
         module.__dict__["_loader"] = self.loader
 
 
@@ -110,9 +110,9 @@ class _LateModule(ModuleType):
 
 
 def ask(package: str, extra: str) -> None:
-    """Raise PlanError with the command that installs the extra if a package is not installed.
+    """Raise PlanError with the command that installs ``extra`` if ``package`` is not installed.
 
-    The package is not imported.
+    This doesn't import the package.
     """
     if not _installed(package):
         raise _missing_package(package, extra)
@@ -128,10 +128,9 @@ def _missing_package(package: str, extra: str, install: str = "") -> PlanError:
 
 
 def missing(backend: str, device: str) -> Problem | None:
-    """Return a problem if the package of one of rlflow's backends is not installed, else None.
+    """Return a problem if one of rlflow's backends needs a package that is not installed, else None.
 
-    Imports nothing. The problem names the command that installs the package for ``device`` (auto, cpu or
-    cuda).
+    The problem gives the command that installs it for ``device`` (auto, cpu or cuda). Nothing is imported.
     """
     if backend not in INSTALL or _installed(backend):
         return None
@@ -146,7 +145,7 @@ def missing(backend: str, device: str) -> Problem | None:
 def install_line(backend: str, device: str) -> str:
     """Return the command that installs a backend's package for ``device``.
 
-    For ``auto``, this is the command for GPUs if a GPU driver is installed.
+    For ``auto``, this is the command for GPUs if there is a GPU driver.
     """
     gpu = device == "cuda" or (device == "auto" and Path("/proc/driver/nvidia/version").exists())
     return INSTALL[backend] if gpu else ON_CPU.get(backend, INSTALL[backend])
