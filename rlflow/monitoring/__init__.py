@@ -1,6 +1,6 @@
-"""Watch runs: display and record a run, and implement the commands that read the records.
+"""Show and record runs, and read the records back for the commands that display them.
 
-The package has the reporters, the live view, trackers, status and notes, `rlflow runs`, `show`, `watch` and
-`doctor`, and masks secrets in their output. Metrics are computed in `rlflow.execution` and
-`rlflow.runs.records`. The health of workers is in `rlflow.cluster.health`.
+This package contains the reporters, the live view, trackers, status and notes, and what `rlflow runs`,
+`show`, `watch` and `doctor` print. It masks secrets in all output. Metrics are computed in `rlflow.execution`
+and `rlflow.runs.records`, and `rlflow.cluster.health` tracks the health of workers.
 """

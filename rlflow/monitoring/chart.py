@@ -21,20 +21,20 @@ Cells = dict[tuple[int, int], tuple[str, str]]  # (line from the bottom, column)
 
 
 def mark(position: int) -> str:
-    """Return the letter that marks the curve with this index in a chart; '?' after the last letter."""
+    """Return the letter for a curve in a chart, or "?" if there are more curves than letters."""
     return MARKS[position] if position < len(MARKS) else "?"
 
 
 def color(position: int) -> str:
-    """Return the color of the curve with this index in a chart."""
+    """Return the color of a curve in a chart, by its position."""
     return COLORS[position % len(COLORS)]
 
 
 def chart(curves: Mapping[str, Curve], width: int, height: int = HEIGHT) -> Text:
-    """Draw curves in one text chart, and return it.
+    """Return a text chart of the curves.
 
-    The chart has at most ``width`` columns, and ``height`` lines above the axis. The keys of ``curves`` mark
-    the points of their curves. If a curve has several points in a column, one mark shows their mean. Curves
+    It is at most ``width`` columns wide, with ``height`` lines above the axis. Points are drawn as the key of
+    their curve in ``curves``. If a curve has several points in one column, their mean is drawn. Curves
     without points are skipped.
     """
     drawn = {name: curve for name, curve in curves.items() if curve}
@@ -62,7 +62,7 @@ def chart(curves: Mapping[str, Curve], width: int, height: int = HEIGHT) -> Text
 
 
 def _labels(low: float, high: float, height: int) -> list[str]:
-    """Return the y-axis label of each line, the lowest line first. Most labels are empty."""
+    """Return the label on the y-axis for each line, from the bottom up. Most are empty."""
     if high <= low:
         return [f"{low:.4g}", *[""] * (height - 1)]
     labelled = {0, (height - 1) // 2, height - 1}
@@ -77,8 +77,8 @@ def _cells(
 ) -> Iterator[tuple[int, int]]:
     """Yield (column, line from the bottom) for each column in which the curve has points.
 
-    The line shows the mean of these points. ``across`` and ``up``: the ranges of both axes. ``size``: columns
-    and lines of the chart.
+    Several points in a column are averaged. ``across`` and ``up`` are the ranges of the axes, ``size`` the
+    number of columns and lines.
     """
     by_column: dict[int, list[float]] = {}
     for number, value in curve:
@@ -88,14 +88,12 @@ def _cells(
 
 
 def _place(value: float, low: float, high: float, count: int) -> int:
-    """Return the index of the level nearest to ``value``, among ``count`` equally spaced levels from ``low``
-    to ``high``.
-    """
+    """Return which of ``count`` evenly spaced levels from ``low`` to ``high`` is nearest to ``value``."""
     return round((value - low) / (high - low) * (count - 1)) if high > low else 0
 
 
 def _add(cells: Cells, points: Sequence[tuple[int, int]], name: str, style: str) -> None:
-    """Draw a curve's points into the chart, and lines between them in cells that are still empty."""
+    """Draw a curve's points, and lines between them where cells are still empty."""
     for (start, below), (end, above) in itertools.pairwise(points):
         for column in range(start + 1, end):
             line = round(below + (above - below) * (column - start) / (end - start))

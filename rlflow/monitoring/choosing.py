@@ -1,4 +1,4 @@
-"""Select and sort the runs that `rlflow runs` lists, by state, settings and last metrics."""
+"""Filter and sort the runs that `rlflow runs` lists by state, settings and latest metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run in the list of `rlflow runs`, with all values that conditions and sorting can use."""
+    """A run in the output of `rlflow runs`, with all the values it can be filtered and sorted by."""
 
     summary: RunSummary
     settings: Mapping[str, Any]  # flag name → value
@@ -35,7 +35,7 @@ class ListedRun:
 
 
 def listed_run(summary: RunSummary) -> ListedRun:
-    """Return a run with its settings, read from the run's folder."""
+    """Read a run's settings from its folder, and return the run with them."""
     settings = flags_of(summary.folder)
     columns = {
         "run": summary.folder.name,
@@ -58,7 +58,7 @@ class Condition:
     def holds(self, run: ListedRun) -> bool:
         """Whether a run meets the condition. Numbers are compared as numbers.
 
-        A run without the value meets only conditions with ``!=``.
+        A run that doesn't have the value only meets conditions with ``!=``.
         """
         if self.name not in run.values:
             return self.sign == "!="
@@ -70,7 +70,7 @@ class Condition:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a value as a number if it is a number or a string that contains one; else None."""
+    """Return a number, or a string that contains one, as a float. None for anything else."""
     if is_number(value):
         return float(value)
     try:
@@ -102,14 +102,14 @@ def condition(text: str) -> Condition:
 
 
 def full_name(name: str) -> str:
-    """Return a metric's name as runs record it. ``eval/`` is expanded to ``evaluation/``."""
+    """Return a metric's name as runs record it, with ``eval/`` expanded to ``evaluation/``."""
     return EVALUATION + name.removeprefix(SHORT) if name.startswith(SHORT) else name
 
 
 def chosen(runs: Sequence[ListedRun], where: Sequence[Condition], sort: str) -> list[ListedRun]:
-    """Return the runs that meet all conditions ``where``, in ascending order of the value named ``sort``.
+    """Return the runs that meet all conditions in ``where``, sorted by the value ``sort``, lowest first.
 
-    Runs without this value come first. Raises PlanError for a name that no run has.
+    Runs without that value come first. Raises PlanError for a name that no run has.
     """
     names = sorted({name for run in runs for name in run.values})
     sort = full_name(sort)
@@ -131,7 +131,7 @@ def chosen(runs: Sequence[ListedRun], where: Sequence[Condition], sort: str) -> 
 
 
 def _order(value: Any) -> tuple[int, float, str]:
-    """Return a sort key that orders missing values before strings, and strings before numbers."""
+    """Return a sort key that puts missing values first, then strings, then numbers."""
     number = as_number(value)
     return (
         (2, number, "") if number is not None else (0, 0.0, "") if value is None else (1, 0.0, as_text(value))

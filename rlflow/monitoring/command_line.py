@@ -1,4 +1,4 @@
-"""Mask secrets in the command line, which other users of the machine can read with `ps`."""
+"""Mask secrets in the command line, which other users of the machine can see with `ps`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ARGUMENTS = (45, 46)
 
 
 def take_arguments() -> list[str]:
-    """Return the command-line words after the program's name, and hide their secrets from other users.
+    """Return the words after the program's name, and hide the secrets in them from other users.
 
-    From this call on, secrets are masked in the process table, in ``sys.argv`` (which Ray and trackers read),
-    and in printed text. Other users can see the secrets until this call.
+    Until this is called, other users can see the secrets. From then on they are masked in the process table,
+    in ``sys.argv`` (which Ray and trackers read) and in everything printed.
     """
     words = sys.argv[1:]
     for name, value in flags(words):
@@ -34,7 +34,7 @@ def take_arguments() -> list[str]:
 
 
 def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) for each flag. Also works for an invalid command line."""
+    """Yield (name, value) for each flag, even if the command line is invalid."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word[2:].partition("=")
         if word.startswith("--"):
@@ -42,10 +42,7 @@ def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def masked_word(words: Sequence[str], number: int) -> str:
-    """Return the word at index ``number`` of a command line.
-
-    If it contains a secret, the secret is masked.
-    """
+    """Return word ``number`` of a command line, with any secret in it masked."""
     word, before = words[number], words[number - 1] if number else ""
     name, equals, value = word.partition("=")
     if word.startswith("--"):
@@ -58,10 +55,10 @@ def masked_word(words: Sequence[str], number: int) -> str:
 
 
 def overwrite(words: Sequence[str], replacements: Sequence[str]) -> None:
-    """Write stars over each word with a replacement, in the memory that `ps` shows as the command line.
+    """Write stars over the words that have a replacement, in the memory that `ps` reads.
 
-    Does nothing if that memory contains other words. Raises OSError, ValueError or IndexError if the memory
-    cannot be found.
+    Does nothing if that memory holds other words. Raises OSError, ValueError or IndexError if it can't be
+    found.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(fields[number]) for number in ARGUMENTS)

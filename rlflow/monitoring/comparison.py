@@ -1,4 +1,4 @@
-"""Compare recorded runs: the settings in which they differ, their curves in one chart, and a verdict."""
+"""Compare recorded runs: which settings differ, their curves in one chart, and a verdict."""
 
 from __future__ import annotations
 
@@ -28,28 +28,25 @@ GRAPH = "graph"  # the digest of the graph; differences between graphs are print
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that have the same settings except for their seeds."""
+    """Runs with the same settings, apart from their seeds."""
 
     label: str  # letter for the arm in charts
     runs: tuple[Recorded, ...]
 
     @property
     def seeds(self) -> int:
-        """The number of different seeds in the arm."""
+        """How many different seeds the arm has."""
         return len({as_text(run.settings.get("seed")) for run in self.runs})
 
     def curve(self, metric: str) -> Curve:
-        """Return the mean curve of the arm's runs.
-
-        The curve has a point at each number of iterations for which all runs have a value.
-        """
+        """Return the mean of the runs' curves, with a point wherever all runs have one."""
         curves = [dict(run.curve(metric)) for run in self.runs]
         common = sorted(set.intersection(*map(set, curves)))
         return [(number, sum(curve[number] for curve in curves) / len(curves)) for number in common]
 
 
 def arms_of(runs: Sequence[Recorded]) -> list[Arm]:
-    """Group runs with the same settings, apart from the seed, into arms. The given order is kept."""
+    """Group runs that have the same settings, apart from the seed, into arms. Keeps their order."""
     groups: dict[str, list[Recorded]] = {}
     for run in runs:
         key = {name: as_text(value) for name, value in sorted(run.settings.items()) if name not in NO_ARM}
@@ -60,15 +57,15 @@ def arms_of(runs: Sequence[Recorded]) -> list[Arm]:
 def best(figure: Figure, values: Iterable[float]) -> float:
     """Return the highest value of an accuracy or a reward.
 
-    Returns NaN for other metrics, since a higher value may not be better.
+    For other metrics, higher isn't always better, so the result is NaN.
     """
     return max(values) if figure.of in (*EVALUATED, Of.REWARD) and figure.name != "missing" else math.nan
 
 
 def area(curve: Curve) -> float:
-    """Return the mean height of a curve: its area by the trapezoid rule, divided by its length.
+    """Return the average height of a curve: the area under it (trapezoid rule) divided by its length.
 
-    For a single point, returns the point's value.
+    A single point gives its own value.
     """
     pairs = list(itertools.pairwise(curve))
     length = curve[-1][0] - curve[0][0]
@@ -78,10 +75,9 @@ def area(curve: Curve) -> float:
 
 
 def figures_of(run: Recorded, metric: str) -> dict[str, float | None]:
-    """Return the results and costs of a run by name: the metric's last value, best value and area, and the
-    costs.
+    """Return a run's results and costs by name: the metric's last and best value, its area, and the costs.
 
-    A value is None if the run's folder does not have it.
+    A value is None if the run's folder doesn't have it.
     """
     curve = run.curve(metric)
     height = best(run.table[metric], [value for _, value in curve]) if curve else math.nan
@@ -97,7 +93,7 @@ def figures_of(run: Recorded, metric: str) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of runs, grouped into arms."""
+    """Runs to compare, grouped into arms."""
 
     arms: tuple[Arm, ...]
     metrics: tuple[str, ...]  # the metrics to draw; the table and the verdict use only the first
@@ -111,12 +107,12 @@ class Comparison:
 
     @property
     def settings(self) -> dict[str, list[str]]:
-        """The settings in which the arms differ, each with its value in every arm."""
+        """The settings that differ between arms, with the value in each arm."""
         settings = differing([arm.runs[0].settings for arm in self.arms])
         return {name: values for name, values in settings.items() if name not in {GRAPH, *NO_ARM}}
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything that is printed, as plain values."""
+        """Return everything that is printed as plain values."""
         runs = [
             {
                 "run": str(run.folder),
@@ -147,10 +143,10 @@ class Comparison:
 def compared(
     runs: Sequence[Recorded], metrics: Sequence[str], graphs: Mapping[str, Sequence[str]]
 ) -> Comparison:
-    """Compare runs by held-out accuracy, or by mean reward if no run has a held-out accuracy.
+    """Compare runs by held-out accuracy or, if none of them has it, by mean reward.
 
-    If several rewards have a mean, all of them are drawn. The table shows the first of them that is in
-    ``metrics``, or else the first reward. ``metrics``: further metrics to draw. ``graphs``: see
+    If there are several rewards, the mean of each is drawn. The table shows the first one named in
+    ``metrics`` or, if there is none, the first one. ``metrics``: more metrics to draw. ``graphs``: see
     ``Comparison``. Raises PlanError for a metric that no run has.
     """
     names = sorted({name for run in runs for name in run.metrics})
@@ -173,10 +169,10 @@ def compared(
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return one sentence with the conclusion that the runs allow.
+    """Return a sentence with the conclusion that the runs allow.
 
-    If an arm has fewer than ENOUGH seeds, there is no ranking. Otherwise the sentence says whether the ranges
-    of the last values overlap. This is not a statistical test.
+    If any arm has fewer than ENOUGH seeds, nothing is ranked. Otherwise the sentence says whether the ranges
+    of the last values overlap, which is not a statistical test.
     """
     arms, metric = comparison.arms, next(iter(comparison.metrics), "")
     if len(arms) == 1:
@@ -200,9 +196,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def cautions(comparison: Comparison) -> list[str]:
-    """Return sentences on why the runs are not fully comparable: other data, unfinished runs or other
-    lengths.
-    """
+    """Return what makes the runs hard to compare: different data, unfinished runs or other lengths."""
     runs, settings = comparison.runs, comparison.settings
     data = [name for name in settings if name in DATA or name.startswith("data.")]
     unfinished = [run.name for run in runs if run.summary.state != "done"]
@@ -223,7 +217,7 @@ def cautions(comparison: Comparison) -> list[str]:
 
 
 def drawn(comparison: Comparison, width: int) -> list[RenderableType]:
-    """Return the comparison as text for a terminal with ``width`` columns."""
+    """Return the comparison as it is printed to a terminal with ``width`` columns."""
     parts: list[RenderableType] = [_settings(comparison)]
     for name, lines in comparison.graphs.items():
         parts.append(
@@ -262,7 +256,7 @@ def _of_means(comparison: Comparison) -> str:
 
 
 def _settings(comparison: Comparison) -> RenderableType:
-    """Return a table with a row for each setting that differs, and a column for each arm."""
+    """Return a table with a row per differing setting and a column per arm."""
     table = Table("setting", box=None, padding=(0, 2, 0, 0))
     for position, arm in enumerate(comparison.arms):
         table.add_column(Text(arm.label, style=color(position)), overflow="fold")
@@ -277,9 +271,9 @@ def _settings(comparison: Comparison) -> RenderableType:
 
 
 def _table(comparison: Comparison) -> Table:
-    """Return a table of the first metric and the costs, with a row for each run.
+    """Return a table of the first metric and the costs, with a row per run.
 
-    An arm with several runs has two more rows, with the mean and the range.
+    Arms with several runs get two more rows, for the mean and the range.
     """
     metric = next(iter(comparison.metrics), "")
     table = Table("", "run", "state", box=None, padding=(0, 2, 0, 0))
@@ -301,7 +295,7 @@ def _table(comparison: Comparison) -> Table:
 
 
 def _number(name: str, value: float | None) -> str:
-    """Return a result or cost as text; empty for None."""
+    """Format a result or cost. None gives an empty string."""
     if value is None:
         return ""
     return (

@@ -1,7 +1,7 @@
 """The sections of `rlflow doctor`: packages, cores, memory, GPUs, sandbox, and listening processes.
 
-Importing this module imports no large package. Versions come from package metadata, and PyTorch runs in a
-separate process.
+This module imports no large packages. Versions come from package metadata, and PyTorch is asked in a separate
+process.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SHOWN = 80  # number of characters of a command line that are shown
 
 
 def listening() -> list[str]:
-    """Return a line for each address on which a process of rlflow or Ray listens.
+    """Return a line for each address that a process of rlflow or Ray listens on.
 
-    The line has the address, whether the network can reach it, the pid and the command line.
+    It shows the address, whether the network can reach it, the pid and the command line.
     """
     lines = []
     for pid, command in processes():
@@ -51,9 +51,9 @@ def listening() -> list[str]:
 
 
 def addresses(pid: int) -> list[tuple[Address, int]]:
-    """Return (address, port) for each TCP socket on which the process listens.
+    """Return (address, port) for each TCP socket that a process listens on.
 
-    Empty for a process that has ended or belongs to another user.
+    Empty if the process has ended or belongs to another user.
     """
     try:
         connections = psutil.Process(pid).net_connections(kind="tcp")
@@ -67,16 +67,15 @@ def addresses(pid: int) -> list[tuple[Address, int]]:
 
 
 def unmapped(text: str) -> Address:
-    """Parse an IP address. An IPv4 address written as IPv6 (``::ffff:127.0.0.1``) becomes IPv4."""
+    """Parse an IP address. IPv4 written as IPv6 (``::ffff:127.0.0.1``) becomes plain IPv4."""
     address = ipaddress.ip_address(text)
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def processes() -> list[tuple[int, str]]:
-    """Return (pid, beginning of the command line) for this user's rlflow and Ray processes and their
-    descendants.
+    """Return (pid, start of the command line) of this user's rlflow and Ray processes and descendants.
 
-    The calling process is not included. Secrets are masked.
+    The calling process is left out. Secrets are masked.
     """
     user = os.geteuid()
     running = {
@@ -103,7 +102,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Package:
-    """A package that rlflow can use."""
+    """A package that rlflow can make use of."""
 
     names: tuple[str, ...]  # names of the distributions that contain the package; one is enough
     purpose: str
@@ -131,7 +130,7 @@ SPOILERS = ("torchvision", "torchaudio", "torchcodec")
 
 @dataclass(frozen=True)
 class BackendNeeds:
-    """A backend that comes with rlflow, and the package that it needs."""
+    """One of rlflow's backends and the package it needs."""
 
     name: str
     purpose: str
@@ -186,7 +185,7 @@ def sections() -> list[tuple[str, list[str]]]:
 
 
 def version(name: str) -> str | None:
-    """Return the version of an installed distribution; None if it is not installed."""
+    """Return the version of an installed distribution, or None if it isn't installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -194,7 +193,7 @@ def version(name: str) -> str | None:
 
 
 def package_line(package: Package, torch: dict[str, Any]) -> str:
-    """Return the line about a package: its purpose, or why it cannot be used and what to do.
+    """Return the line about a package: what it is for, or why it can't be used and what to do.
 
     ``torch``: the result of `torch_facts`.
     """
@@ -210,12 +209,12 @@ def package_line(package: Package, torch: dict[str, Any]) -> str:
 
 
 def shipped(engine: str) -> bool:
-    """Whether this installation contains the backend ``engine``."""
+    """Whether this installation includes the backend ``engine``."""
     return importlib.util.find_spec(f"rlflow.backends.{engine}") is not None
 
 
 def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
-    """Return the line about a backend: its purpose, or which packages are missing and what to do.
+    """Return the line about a backend: what it does, or what is missing and what to do.
 
     ``torch``: the result of `torch_facts`.
     """
@@ -236,8 +235,7 @@ def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
 
 
 def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
-    """Return why an installed package cannot be used on this machine, or a note about it; empty if neither
-    applies.
+    """Return why an installed package can't be used on this machine, or a note about it, or "".
 
     ``release``: the installed version. ``torch``: the result of `torch_facts`.
     """
@@ -253,9 +251,7 @@ def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
 
 
 def required(name: str) -> str | None:
-    """Return the minimum version of a distribution in rlflow's package metadata; None if there is no
-    requirement.
-    """
+    """Return the minimum version of a distribution that rlflow requires, or None."""
     for line in metadata.requires("rlflow-dag") or [] if version("rlflow-dag") else []:
         match = re.match(r"([A-Za-z0-9._-]+)[^;]*?>=\s*([0-9.]+)", line)
         if match and match[1].lower().replace("_", "-") == name:
@@ -270,9 +266,9 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def torch_facts() -> dict[str, Any]:
-    """Return what PyTorch reports about this machine, by the keys threads, cuda, available and gpus.
+    """Return what PyTorch says about this machine, under the keys threads, cuda, available and gpus.
 
-    Each GPU is (name, bytes of memory). If PyTorch cannot be started, returns {"problem": reason}.
+    Each GPU is (name, bytes of memory). If PyTorch can't be started, the result is {"problem": reason}.
     """
     if version("torch") is None:
         return {"problem": "not installed: pip install torch"}
@@ -302,7 +298,7 @@ def torch_line(torch: dict[str, Any]) -> str:
 
 
 def gpus(torch: dict[str, Any]) -> str:
-    """Return a string that describes the machine's GPUs. ``torch``: the result of `torch_facts`."""
+    """Describe the machine's GPUs. ``torch``: the result of `torch_facts`."""
     names = [f"{name}, {size / GIB:.0f} GiB" for name, size in torch.get("gpus", [])]
     if names:
         return "; ".join(names)
@@ -311,9 +307,7 @@ def gpus(torch: dict[str, Any]) -> str:
 
 
 def cores() -> str:
-    """Return a string with the number of cores that this process may use, given its affinity and control
-    group.
-    """
+    """Describe how many cores this process may use, given its affinity and control group."""
     usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
     quota = _control("cpu.max").split()
     share = (
@@ -323,7 +317,7 @@ def cores() -> str:
 
 
 def memory() -> str:
-    """Return a string with the machine's memory, and with the control group's limit if there is one."""
+    """Describe the machine's memory and, if there is one, the limit of the control group."""
     machine = psutil.virtual_memory()
     limit = _control("memory.max").strip()
     share = f", limited to {int(limit) / GIB:.1f} GiB" if limit.isdigit() else ""
@@ -331,9 +325,9 @@ def memory() -> str:
 
 
 def reach(known_interfaces: Iterable[Interface] | None = None) -> list[str]:
-    """Return lines on the addresses on which a run with pools would listen, and on who can reach them.
+    """Return lines that say where a run with pools would listen, and who could reach it.
 
-    ``known_interfaces``: network interfaces; None for those of this machine.
+    ``known_interfaces``: network interfaces, by default this machine's.
     """
     addresses = interfaces() if known_interfaces is None else list(known_interfaces)
     lines = [
@@ -362,7 +356,7 @@ def _who(address: str) -> str:
 
 
 def token_line() -> str:
-    """Return a line that says whether Ray requires a token, and who can read the token."""
+    """Return a line that says whether Ray requires a token and who can read it."""
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode != "token":
         return f"not required: RAY_AUTH_MODE={mode}; unset this variable"
@@ -381,9 +375,7 @@ def token_line() -> str:
 
 
 def _control(name: str) -> str:
-    """Return the content of the file ``name`` in this process's control group (version 2); empty
-    without it.
-    """
+    """Return the contents of a file in this process's control group (version 2), or ""."""
     try:
         path = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
         return (Path("/sys/fs/cgroup") / path / name).read_text()

@@ -1,6 +1,6 @@
-"""`rlflow explain`: why a run learns little, the most important reason first, and what limited its speed.
+"""`rlflow explain`: why a run learns little, most important reason first, and what limited its speed.
 
-The module also makes the line with which other views point to `rlflow explain`.
+It also provides the line in other views that points to `rlflow explain`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rlflow.monitoring.keys import by_figure
 from rlflow.monitoring.recorded import Recorded, recorded
 
 PROOF = "proof.json"  # file with the claims that the run tested before its first iteration
-WORDS = 3  # the last lines of bounds.txt, this many, name the limit on the run's speed
+WORDS = 3  # how many lines at the end of bounds.txt say what limited the run's speed
 
 
 def evidence_of(run: Recorded) -> Evidence:
     """Return a run's settings and recorded iterations.
 
-    If an iteration was recorded twice, the last record counts.
+    If an iteration was recorded twice, the later record is used.
     """
     figures = [
         (number, by_figure(values, run.table))
@@ -36,7 +36,7 @@ def evidence_of(run: Recorded) -> Evidence:
 def reasons_of(run: Recorded) -> list[Finding]:
     """Return the reasons why a run learns little.
 
-    Claims that the run's proof falsified come before findings from its metrics.
+    Claims that its proof falsified come first, then findings from its metrics.
     """
     claims = falsified(read_object(run.folder / PROOF))
     return [*(claim.finding() for claim in claims), *findings(evidence_of(run))]
@@ -58,9 +58,9 @@ def explanation(folder: Path) -> list[str]:
 
 
 def as_json(folder: Path) -> dict[str, Any]:
-    """Return the content of `rlflow explain --json` as plain values.
+    """Return the output of `rlflow explain --json` as plain values.
 
-    These are the findings with their evidence and thresholds, and the content of bounds.json.
+    It contains the findings with their evidence and thresholds, and bounds.json.
     """
     run = recorded(folder)
     return {
@@ -74,9 +74,9 @@ def as_json(folder: Path) -> dict[str, Any]:
 
 
 def pointer(folder: Path, shown: str = "") -> str | None:
-    """Return a line with the run's first alarm, which refers to `rlflow explain`; None without an alarm.
+    """Return a line with the run's first alarm that points to `rlflow explain`, or None if there is none.
 
-    ``shown``: the folder as the user writes it.
+    ``shown``: the folder as the user would write it.
     """
     alarm = next((finding for finding in reasons_of(recorded(folder)) if finding.alarm), None)
     return None if alarm is None else f"alarm: {alarm.words}; for details: rlflow explain {shown or folder}"
@@ -106,9 +106,7 @@ def _time(folder: Path) -> list[str]:
 
 
 def bound_lines(folder: Path) -> list[str]:
-    """Return the last lines of bounds.txt, which say what limited the run's speed; empty before the run has
-    ended.
-    """
+    """Return the end of bounds.txt, which says what limited the run's speed. Empty until the run ends."""
     try:
         return durable.read(folder / "bounds.txt").decode(errors="replace").splitlines()[-WORDS:]
     except OSError:

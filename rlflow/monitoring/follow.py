@@ -1,4 +1,4 @@
-"""Follow a run from another process: read its files while they grow, and report their content."""
+"""Follow a run from another process by reading its files as they grow."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EVERY_SECONDS = 0.5
 
 
 def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = time.sleep) -> RunSummary:
-    """Pass the events of a run to a reporter until the run ends, and return the run's summary.
+    """Report a run's events to a reporter until the run ends, then return the run's summary.
 
-    ``wait``: called with the seconds to wait before each new read.
+    ``wait`` is called with the seconds to wait before the files are read again.
     """
     metrics = Growing(folder / "metrics.jsonl")
     reporter.start(info(summarised(folder)))
@@ -33,9 +33,9 @@ def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = tim
 
 
 def pass_lines(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
-    """Pass lines of metrics.jsonl to the reporter, with the seconds of nodes from timeline.json.
+    """Report lines of metrics.jsonl, together with the seconds of each node from timeline.json.
 
-    These seconds are those of the last iteration.
+    The seconds are always those of the last iteration.
     """
     stages, table = (stage_seconds(folder), keys.read(folder)) if lines else ({}, {})
     for line in lines:
@@ -49,12 +49,12 @@ def pass_lines(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
 
 
 def info(summary: RunSummary) -> RunInfo:
-    """Return a run's summary as the ``RunInfo`` that reporters take."""
+    """Turn a run's summary into the ``RunInfo`` that reporters take."""
     return RunInfo(summary.folder, summary.flow, summary.iterations)
 
 
 def frame(folder: Path) -> Frame:
-    """Return the state of a run as a frame, from the current content of its files."""
+    """Return a frame with the current state of a run, read from its files."""
     run = recorded(folder)
     history, summary = run.history, run.summary
     recent = tuple(values["seconds"] for _, values in history.iterations[-RECENT:] if "seconds" in values)
@@ -78,7 +78,7 @@ def frame(folder: Path) -> Frame:
 
 
 def ending(summary: RunSummary) -> str:
-    """Return a line that says how a run has ended."""
+    """Return a line that says how a run ended."""
     endings = {
         "unknown": f"has no {status.FILE}, so its state is unknown",
         "died": "died: its process ended without writing a last status",

@@ -1,4 +1,4 @@
-"""Draw frames for the live view and `rlflow watch`. A frame is the state of a run at one moment."""
+"""Draw the frames of the live view and `rlflow watch`. A frame is the state of a run at one moment."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rlflow.monitoring.keys import Figures
 from rlflow.monitoring.metric_names import accuracies, means, own_metrics
 from rlflow.monitoring.recorded import Curve
 
-STAGES = 8  # at most this many nodes have a bar, the slowest first
-RECENT = 20  # the remaining time is computed from the mean time of this many last iterations
+STAGES = 8  # how many nodes get a bar, slowest first
+RECENT = 20  # how many of the last iterations the remaining time is estimated from
 CHART, LINES = 72, 4  # most columns of the learning curve, and its number of lines
-OWN = 6  # at most this many metrics of the author's own stages are shown
+OWN = 6  # how many metrics of the author's own stages are shown
 POLICY = ("actor", "policy")  # roles whose updates are shown
 SHOWN = {
     (Of.ROWS, "policy/kl_reference"): ("KL", "{:.4f}"),
@@ -58,7 +58,7 @@ class Frame:
 
 
 def draw(frame: Frame, width: int) -> RenderableType:
-    """Draw a frame for a terminal with ``width`` columns, and return the text."""
+    """Return the drawing of a frame for a terminal with ``width`` columns."""
     funnel = [
         Text(line, style="dim", no_wrap=True, overflow="ellipsis")
         for line in map(printable, funnel_lines(frame.metrics))
@@ -100,7 +100,7 @@ def _time(frame: Frame) -> str:
 
 
 def _numbers(frame: Frame) -> RenderableType:
-    """Lay out the numbers of the frame in lines, as many per line as fit."""
+    """Lay out the frame's numbers, as many per line as fit."""
     texts = [
         Text.assemble((f"{printable(name)} ", "dim"), (value, "bold"), no_wrap=True)
         for name, value in figures(frame)
@@ -109,7 +109,7 @@ def _numbers(frame: Frame) -> RenderableType:
 
 
 def figures(frame: Frame) -> list[tuple[str, str]]:
-    """Return (name, text) for each number that the frame shows."""
+    """Return (name, text) for each number the frame shows."""
     metrics = {
         figure: value for figure, value in frame.metrics.items() if value is not None and math.isfinite(value)
     }
@@ -136,14 +136,14 @@ def figures(frame: Frame) -> list[tuple[str, str]]:
 
 
 def _labelled(label: str, figure: Figure) -> str:
-    """Return a number's label, followed by its role if the number exists for several roles."""
+    """Return a number's label, with the role added if it is a number of one role's rows."""
     return f"{label} of {figure.role}" if figure.role and figure.of is Of.ROWS else label
 
 
 def _stages(frame: Frame, width: int) -> RenderableType:
     """Return a bar for each of the slowest nodes, with its share of the iteration's time.
 
-    The shares can add up to more than 100%, because nodes overlap.
+    Nodes overlap, so the shares can add up to more than 100%.
     """
     total = frame.metrics.get(SECONDS) or sum(frame.stages.values()) or 1.0
     grid = Table.grid(padding=(0, 1))
@@ -158,7 +158,7 @@ def _stages(frame: Frame, width: int) -> RenderableType:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as text in a suitable unit."""
+    """Format a duration in a suitable unit."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {unit}"

@@ -1,6 +1,4 @@
-"""Describe an iteration's funnel as text: how many sampled rows were trained on, and how many of their tokens
-changed the weights.
-"""
+"""Describe an iteration's funnel: how many rows were trained on, how many tokens changed the weights."""
 
 from __future__ import annotations
 
@@ -10,16 +8,16 @@ from rlflow.author.figures import Figure, Of
 from rlflow.monitoring.keys import Figures
 
 CHAIN = {"sampled": "sampled", "kept": "kept", "scored": "scored", "used": "used"}  # each a part of the last
-# these rows teach something; an update may use other rows too
+# rows that teach something; an update may also use others
 TELLING = {"mixed": "in groups with unequal scores", "untruncated": "not truncated"}
 TOKENS = "funnel/tokens"
 CLIPPED = {"clipped_above": "above", "clipped_below": "below"}
 
 
 def funnel_lines(figures: Figures) -> list[str]:
-    """Return a line on the rows of each trained role, and a line on the tokens of each update.
+    """Return a line about the rows of each trained role, and one about the tokens of each update.
 
-    Steps of the funnel that an algorithm does not have are omitted.
+    Steps of the funnel that the algorithm doesn't have are left out.
     """
     return [*_rows(figures), *_tokens(figures)]
 

@@ -1,6 +1,4 @@
-"""Read the folder of a run in any state: incomplete, damaged, still growing, or written by another
-program.
-"""
+"""Read a run's folder in any state: incomplete, damaged, still growing, or from another program."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ SIGNS = ("settings.json", "metrics.jsonl", status.FILE)  # a folder with one of 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A summary of a run, from the last lines of its files."""
+    """A summary of a run, from the ends of its files."""
 
     folder: Path
     state: str  # running, done, failed, interrupted, died or unknown
@@ -35,18 +33,18 @@ class RunSummary:
 
     @property
     def figures(self) -> dict[Figure, float]:
-        """Return the metrics of the last iteration by figure."""
+        """The last iteration's metrics, by figure."""
         return keys.by_figure(self.metrics, self.table)
 
     @property
     def evaluated(self) -> dict[Figure, float]:
-        """Return the metrics of the last evaluation by figure."""
+        """The last evaluation's metrics, by figure."""
         return keys.by_figure(self.evaluation, self.table)
 
 
 @dataclass
 class History:
-    """The metrics in metrics.jsonl. An iteration can occur twice if the run was resumed."""
+    """The metrics in metrics.jsonl. An iteration can appear twice if the run was resumed."""
 
     # name of a metric → its figure, from the run's figures.json
     table: Mapping[str, Figure] = field(default_factory=dict)
@@ -58,11 +56,11 @@ class History:
 
     @property
     def names(self) -> set[str]:
-        """Return the names of all metrics."""
+        """The names of all metrics."""
         return {name for _, values in (*self.iterations, *self.evaluations) for name in values}
 
     def add(self, line: bytes) -> None:
-        """Add a line of metrics.jsonl. A damaged line is only counted."""
+        """Add a line of metrics.jsonl. Damaged lines are only counted."""
         row = as_object(line)
         number = row.get("iteration") if row else None
         if row is None or not isinstance(number, int):
@@ -76,14 +74,14 @@ class History:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder belongs to a run, judging by the files in it."""
+    """Whether a folder looks like a run's, judging by its files."""
     return any((folder / name).is_file() for name in SIGNS)
 
 
 def find_run(text: str, base: Path = Path("runs")) -> Path:
-    """Return the folder of a run. ``text``: its path, or its name in ``base``.
+    """Return the folder of a run, given its path or its name in ``base``.
 
-    If there is no such run, raises PlanError, which suggests the nearest name.
+    Raises PlanError with the nearest name if there is no such run.
     """
     path = Path(text)
     for folder in (path, base / text):
@@ -109,7 +107,7 @@ def find_run(text: str, base: Path = Path("runs")) -> Path:
 
 
 def run_folders(base: Path) -> list[Path]:
-    """Return the folders of runs in ``base``, sorted by name; empty if ``base`` cannot be read."""
+    """Return the runs' folders in ``base``, sorted by name. Empty if ``base`` can't be read."""
     try:
         return sorted(
             path
@@ -121,9 +119,9 @@ def run_folders(base: Path) -> list[Path]:
 
 
 def summarised(folder: Path) -> RunSummary:
-    """Return the summary of a run's folder.
+    """Return a summary of the run in a folder.
 
-    Never raises. Values from unreadable files keep their defaults.
+    Never raises: if a file can't be read, its values keep their defaults.
     """
     settings, recorded, problem = read_object(folder / "settings.json"), None, ""
     try:
@@ -158,9 +156,9 @@ def summarised(folder: Path) -> RunSummary:
 
 
 def _guessed(folder: Path) -> str:
-    """Return the state of a run without a status file.
+    """Guess the state of a run without a status file.
 
-    The state is "done" if the models were saved, which is a run's last step, and "unknown" otherwise.
+    It is "done" if there are final models, because saving them is a run's last step, else "unknown".
     """
     return "done" if (folder / "final").is_dir() else "unknown"
 
@@ -176,9 +174,9 @@ def _touched(folder: Path) -> float:
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:
-    """Return the seconds of each node in the last iteration of timeline.json.
+    """Return how many seconds each node took in the last iteration, from timeline.json.
 
-    The file is read line by line, because its JSON is not closed while the run is active.
+    The file is read line by line, because it isn't complete JSON while the run is going.
     """
     lines = (line.strip(b"[,\r") for line in tail(folder / "timeline.json"))
     events = [event for event in objects(lines) if event.get("ph") == "X"]
@@ -196,7 +194,7 @@ def stage_seconds(folder: Path) -> dict[str, float]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number that fits into a float. JSON integers may have any length."""
+    """Whether a JSON value is a number that fits into a float. JSON integers can be of any length."""
     return isinstance(value, float) or (
         isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023
     )

@@ -1,7 +1,6 @@
 """The names of metrics in metrics.jsonl.
 
-The run chooses the names when it writes the file. Readers look them up in figures.json, which is stored next
-to it.
+A run chooses the names as it writes the file, and stores what they mean in figures.json next to it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Figures = Mapping[Figure, float]
 
 
 class FigureNames:
-    """Chooses a unique name in metrics.jsonl for each figure. A figure has the same name in every line.
+    """Gives each figure a unique name in metrics.jsonl, the same in every line.
 
     ``table``: names that an earlier process of the same run chose.
     """
@@ -31,7 +30,7 @@ class FigureNames:
     def of(self, figure: Figure) -> str:
         """Return the name of a figure.
 
-        If another figure already has the plain name, the kind of this figure is appended in brackets.
+        If the plain name is taken by another figure, this figure's kind is added in brackets.
         """
         if figure not in self._names:
             key = (
@@ -41,7 +40,7 @@ class FigureNames:
         return self._names[figure]
 
     def packed(self) -> bytes:
-        """Return the names and figures as the content of figures.json."""
+        """Return the names and their figures as the contents of figures.json."""
         lines = (
             f"{json.dumps(key)}: {json.dumps({name: text for name, text in figure._asdict().items() if text})}"
             for key, figure in self.table.items()
@@ -50,7 +49,7 @@ class FigureNames:
 
 
 def read(folder: Path) -> dict[str, Figure]:
-    """Return the figure of each name in a run's figures.json; empty if there is no readable file."""
+    """Return the figure for each name in a run's figures.json, or {} if the file can't be read."""
     try:
         content = json.loads(durable.read(folder / FILE))
         return {
@@ -64,20 +63,19 @@ def read(folder: Path) -> dict[str, Figure]:
 def completed(table: Mapping[str, Figure], keys: Iterable[str]) -> dict[str, Figure]:
     """Return the table with an entry for each of ``keys``.
 
-    The figures of missing keys are guessed from their names, because folders written by earlier versions have
-    no table.
+    Figures that are missing are guessed from their names, because earlier versions wrote no table.
     """
     unknown = [key for key in dict.fromkeys(keys) if key not in table]
     return dict(table) | (_guessed(unknown) if unknown else {})
 
 
 def by_figure(values: Mapping[str, float], table: Mapping[str, Figure]) -> dict[Figure, float]:
-    """Return the numbers in a line of metrics.jsonl by figure. ``table``: the result of ``completed``."""
+    """Return the numbers in a line of metrics.jsonl, by figure. ``table``: the result of ``completed``."""
     return {table[key]: value for key, value in values.items()}
 
 
 def is_evaluation(table: Mapping[str, Figure], keys: Iterable[str]) -> bool:
-    """Whether a line of metrics.jsonl with the names ``keys`` belongs to an evaluation."""
+    """Whether a line of metrics.jsonl that has these keys is from an evaluation."""
     own = [key for key in keys if key != "iteration"]
     figures = [table[key] for key in own if key in table] + list(
         _guessed([key for key in own if key not in table]).values()

@@ -1,4 +1,4 @@
-"""Join pieces of output into lines. Several threads may read the output of reward and service processes."""
+"""Join pieces of output into lines, even if several threads read the output of different processes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ WAITING = 1000  # most lines that wait; if there are more, the oldest are droppe
 
 
 class Lines:
-    """Joins pieces of output into lines, and calls ``add`` with each line, without its line end.
+    """Joins pieces of output into lines, and calls ``add`` with each line, without the newline.
 
-    Only one thread at a time calls ``add``.
+    ``add`` is only called by one thread at a time.
     """
 
     def __init__(self, add: Callable[[bytes], object], longest: int = LINE) -> None:
-        """Set the callback ``add``, which gets each line. ``longest``: bytes after which a line is split."""
+        """``add`` gets each line. ``longest``: the number of bytes after which a line is split."""
         self._add, self._longest = add, longest
         self._begun: dict[int, bytes] = {}  # thread → the unfinished line of its process
         self._turn = threading.Lock()
@@ -25,7 +25,7 @@ class Lines:
     def on_output(self, data: bytes) -> None:
         """Take a piece of output from the process that the calling thread reads.
 
-        An empty piece means that the process has closed its output.
+        An empty piece means that the process closed its output.
         """
         with self._turn:
             thread = threading.get_ident()
@@ -36,7 +36,7 @@ class Lines:
                 self._add(line)
 
     def close(self) -> None:
-        """Pass unfinished lines to ``add``."""
+        """Call ``add`` with the lines that are still unfinished."""
         with self._turn:
             for rest in filter(None, self._begun.values()):
                 self._add(rest)
@@ -44,12 +44,12 @@ class Lines:
 
 
 class WaitingLines:
-    """Collects lines in a worker, which sends them with its next answer."""
+    """Collects lines in a worker until its next answer, which takes them along."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=WAITING)
         self.on_output = Lines(self._lines.append).on_output
 
     def take(self) -> bytes:
-        """Return the lines finished since the last call, each with its line end."""
+        """Return the lines completed since the last call, each with its newline."""
         return b"".join(self._lines.popleft() + b"\n" for _ in range(len(self._lines)))

@@ -1,5 +1,6 @@
-"""The live view: a frame at the bottom of the terminal, redrawn several times a second, with notes
-above it.
+"""The live view: a frame at the bottom of the terminal, redrawn several times a second.
+
+Notes are printed above it.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ TRAINED = Figure(Of.ROW_OUTCOME, "trained")  # rows that an update used
 
 
 def lively(stream: TextIO) -> bool:
-    """Whether a stream is a terminal on which the cursor can be moved."""
+    """Whether a stream is a terminal with a movable cursor."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 class Live:
-    """A reporter that shows the run at the bottom of a terminal. ``clock``: returns seconds.
+    """A reporter that shows the run at the bottom of a terminal. ``clock`` returns the time in seconds.
 
-    If a frame cannot be drawn, the error is shown in its place. If the terminal is gone, the next event
-    raises the error, so that the caller drops this reporter.
+    If a frame can't be drawn, the error is shown instead. If the terminal is gone, the next event raises an
+    error, so that the caller drops this reporter.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +51,7 @@ class Live:
         self.frame = Frame()
 
     def start(self, run: RunInfo) -> None:
-        """Start drawing the run's frame."""
+        """Start to draw the run's frame."""
         self.note(f"run: {run.place}")
         self.frame = Frame(run.flow, run.place, done=run.done, iterations=run.iterations)
         self._held_out, self._since = run.held_out, self._clock()
@@ -82,7 +83,7 @@ class Live:
         self._since = self._clock()
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """Show an evaluation's result in the frame, and print it as a note."""
+        """Show an evaluation's result in the frame, and print it as a note above."""
         self._check()
         points = dict(self.frame.curve) | ({number: metrics[HELD_OUT]} if HELD_OUT in metrics else {})
         self.frame = replace(self.frame, evaluation=metrics, evaluated=number, curve=sorted(points.items()))
@@ -93,11 +94,11 @@ class Live:
         self._console.print(Text(printable(masked(text))), soft_wrap=True)
 
     def close(self, state: State, error: str = "") -> None:
-        """End the view, and draw the run's final state."""
+        """End the view with the run's final state."""
         self.stop(state)
 
     def stop(self, state: str = "running") -> None:
-        """Draw the last frame with the run's state ``state``, and restore the terminal."""
+        """Draw a last frame with the state ``state``, and restore the terminal."""
         self.frame = replace(self.frame, state=state)
         live, self._live = self._live, None
         if live is None:
@@ -111,9 +112,7 @@ class Live:
                 self._thread.join()
 
     def _check(self) -> None:
-        """If the drawing thread has failed, end the view and raise its error, so that the caller can drop
-        this reporter.
-        """
+        """End the view and raise the error if the drawing thread has failed."""
         if self._failed:
             self.stop()
             raise self._failed
@@ -136,9 +135,9 @@ class Live:
         live.refresh()
 
     def _drawn(self) -> RenderableType:
-        """Return the drawing of the current frame, or the error if it cannot be drawn.
+        """Return the current frame as drawn, or the error if drawing fails.
 
-        Any thread may call this, since a frame is never changed, only replaced.
+        Can be called from any thread, because a frame is never changed, only replaced.
         """
         try:
             return draw(replace(self.frame, running=self._clock() - self._since), self._console.width)

@@ -58,10 +58,10 @@ HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}
 def renamed(
     figures: Mapping[Figure, float | None], others: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Return the finite metrics under their tracker names.
+    """Return the finite metrics under the names that trackers use.
 
-    ``others``: metrics that already have tracker names. A metric keeps rlflow's name if its tracker name
-    would be ambiguous.
+    A metric keeps rlflow's name if its tracker name would be ambiguous. ``others``: metrics that already have
+    tracker names.
     """
     names = {figure: tracked(figure) for figure in figures}
     taken = {figure.key for figure in figures} | set(others or ())
@@ -74,16 +74,13 @@ def renamed(
 
 
 def _names(figure: Figure, tracker_name: str, taken: set[str]) -> tuple[str, ...]:
-    """Return the possible tracker names of a metric, the preferred name first.
-
-    ``taken``: names already in use.
-    """
+    """Return a metric's possible tracker names, best first. ``taken``: names already in use."""
     plain = () if tracker_name in taken and tracker_name != figure.key else (tracker_name,)
     return (*plain, figure.key, f"{figure.key} ({figure.of})")
 
 
 def tracked(figure: Figure) -> str:
-    """Return the name of a metric in trackers."""
+    """Return a metric's name in trackers."""
     match figure.of:
         case Of.UPDATE:
             head = figure.role + figure.node.removeprefix(f"{figure.role}.update")
@@ -102,9 +99,9 @@ def tracked(figure: Figure) -> str:
 
 
 def plainly(figures: Figures) -> dict[str, float]:
-    """Return metrics under rlflow's own names.
+    """Return the metrics under rlflow's own names.
 
-    If two have the same name, the second one's kind is appended to its name in brackets.
+    If two have the same name, the second one gets its kind added in brackets.
     """
     named: dict[str, float] = {}
     for figure, value in figures.items():
@@ -113,11 +110,11 @@ def plainly(figures: Figures) -> dict[str, float]:
 
 
 def accuracies(evaluation: Figures) -> dict[str, float]:
-    """Return the accuracies of an evaluation, by the names that users see.
+    """Return an evaluation's accuracies, under the names that users see.
 
-    These names are ``sampled`` and ``greedy``, or ``ROLE sampled`` and so on if several roles are evaluated.
-    Accuracies by data source (``sampled SOURCE``) and by set given with --eval (``SET sampled``) follow. The
-    mean score of a flow's own evaluation is not included.
+    These are ``sampled`` and ``greedy``, or ``ROLE sampled`` and so on if several roles are evaluated. Then
+    come accuracies by data source (``sampled SOURCE``) and by set given with --eval (``SET sampled``). The
+    mean score of a flow's own evaluation is left out.
     """
     own = [figure for figure in evaluation if figure.of is Of.EVALUATION and figure != SCORE]
     by_role = [figure for figure in own if figure.role]
@@ -131,7 +128,7 @@ def accuracies(evaluation: Figures) -> dict[str, float]:
 def share(value: float) -> str:
     """Format a fraction as a percentage.
 
-    A value outside 0 to 1 is a mean score, and is formatted as a number.
+    A value outside 0 to 1 must be a mean score, and is formatted as a number.
     """
     return f"{value:.1%}" if 0 <= value <= 1 else f"{value:.3g}"
 
@@ -139,7 +136,7 @@ def share(value: float) -> str:
 def change(before: float, after: float) -> str:
     """Format the difference between two fractions in percentage points.
 
-    If either value is outside 0 to 1, both are mean scores, and the difference is formatted as a number.
+    If either is outside 0 to 1, they must be mean scores, and the difference is formatted as a number.
     """
     shares = all(0 <= value <= 1 for value in (before, after))
     return f"{100 * (after - before):+.1f} points" if shares else f"{after - before:+.3g}"
@@ -149,12 +146,12 @@ OF_EPISODES = ("env/turns", "env/failed")
 
 
 def own_metrics(figures: Figures) -> list[Figure]:
-    """Return the metrics that the user's stages and environments record, sorted by name."""
+    """Return the metrics recorded by the user's own stages and environments, sorted by name."""
     return sorted(filter(is_own, figures), key=lambda figure: figure.key)
 
 
 def is_own(figure: Figure) -> bool:
-    """Whether a metric comes from a stage or from an environment's log, or describes episodes."""
+    """Whether a metric comes from a stage or an environment's log, or describes episodes."""
     return (
         figure.of is Of.STAGE
         or (figure.of is Of.LOGGED and not figure.node)
@@ -163,7 +160,7 @@ def is_own(figure: Figure) -> bool:
 
 
 def means(figures: Figures) -> list[Figure]:
-    """Return the metrics that are a reward role's mean score, sorted by name."""
+    """Return the metrics that are mean scores of reward roles, sorted by name."""
     return sorted((figure for figure in figures if is_mean(figure)), key=lambda figure: figure.key)
 
 

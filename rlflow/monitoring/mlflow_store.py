@@ -1,7 +1,6 @@
 """The MLflow tracker.
 
-It writes to the server in MLFLOW_TRACKING_URI. If this variable is not set, it writes to a file store next to
-the runs.
+It writes to the server in MLFLOW_TRACKING_URI or, if that isn't set, to files next to the runs.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ NOT_IN_NAMES = re.compile(r"[^\w.\- /:]", re.ASCII)  # MLflow refuses a call if 
 
 
 class MLflow:
-    """Tracks metrics, settings as parameters, and samples as one table.
+    """Tracks metrics, settings (as parameters) and samples (in one table).
 
-    Raises PlanError if mlflow is not installed.
+    Raises PlanError if mlflow isn't installed.
     """
 
     def __init__(self) -> None:
@@ -39,7 +38,7 @@ class MLflow:
         self._rows: list[Mapping[str, Any]] = []
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Create the run in MLflow with its settings, and return a string that says where to find it."""
+        """Create the run in MLflow with its settings, and return where to find it."""
         address = os.environ.get("MLFLOW_TRACKING_URI") or self._file_store(run)
         self._client = self._module.MlflowClient(tracking_uri=address)
         self._id = self._client.create_run(self._experiment(run.flow), run_name=run.folder.name).info.run_id
@@ -69,7 +68,7 @@ class MLflow:
         self._client.log_batch(self._id, metrics=values)
 
     def table(self, step: int, rows: Rows) -> None:
-        """Add rows of samples to the table, and write the table."""
+        """Add rows to the table of samples, and write it again."""
         if not self._rows:
             artifacts = json.dumps([{"path": SAMPLES, "type": "table"}])
             # because of this tag, MLflow's pages show the file as a table
@@ -80,12 +79,12 @@ class MLflow:
         self._client.log_text(self._id, json.dumps(table), SAMPLES)
 
     def close(self, state: State) -> None:
-        """End the run in MLflow with its state."""
+        """End the run in MLflow."""
         self._client.set_terminated(self._id, ENDED[state])
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) for each entry of nested settings."""
+    """Yield (dotted name, value) for each of the nested settings."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}.")

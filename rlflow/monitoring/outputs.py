@@ -1,4 +1,4 @@
-"""Make a run's reporter from the run's flags. It combines several reporters."""
+"""Combine the reporters that a run's flags ask for into one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def make_reporter(
     stream: TextIO | None = None,
     metrics_port: int | None = None,
 ) -> Reporter:
-    """Return the reporter of a run.
+    """Return a run's reporter.
 
-    It combines a view that fits the stream, the run's own records, each tracker in ``track``, and a metrics
-    server on ``metrics_port``. Before the run starts, raises PlanError for a tracker that is unknown or not
-    installed, and for a port that is in use.
+    It combines a view that suits the stream, the run's own records, each tracker in ``track``, and a server
+    for metrics on ``metrics_port``. Raises PlanError right away if a tracker is unknown or not installed, or
+    if the port is in use.
     """
     from rlflow.monitoring.live import Live, lively
     from rlflow.monitoring.plain_display import Plain

@@ -1,6 +1,6 @@
-"""Show a run as HTML in notebooks, with its numbers and its learning curve.
+"""Show a run as HTML in notebooks, with its numbers and learning curve.
 
-The HTML has no scripts and needs no network. All text is escaped.
+The HTML uses no scripts and no network, and all text in it is escaped.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ WIDTH, HEIGHT, MARGIN = 420.0, 150.0, 34.0  # pixels
 
 
 def run_html(folder: Path, rows: Iterable[tuple[str, str]]) -> str:
-    """Return a run as HTML: the (name, value) pairs in ``rows``, then the curve of the held-out accuracy.
+    """Return a run as HTML: a table of the (name, value) pairs in ``rows``, then its held-out accuracy.
 
-    Without a held-out accuracy, the mean of each reward is drawn instead.
+    If there is no held-out accuracy, the mean of each reward is drawn instead.
     """
     run = recorded(folder)
     metrics = [name for name in run.shares if run.curve(name)][:1] or run.keys(is_mean)
@@ -35,7 +35,7 @@ def run_html(folder: Path, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def curve_svg(curve: Curve) -> str:
-    """Return a curve as SVG: a line through its points, and labels at the ends of both axes."""
+    """Return a curve as SVG, with a line through its points and labels at the ends of both axes."""
     xs, ys = [float(x) for x, _ in curve], [y for _, y in curve]
     points = [
         (
@@ -70,9 +70,7 @@ def curve_svg(curve: Curve) -> str:
 
 
 def _share(value: float, values: list[float]) -> float:
-    """Return where ``value`` is between the lowest and highest of ``values``, from 0 to 1; 0.5 if these are
-    equal.
-    """
+    """Return where ``value`` lies in the range of ``values``, from 0 to 1, or 0.5 if they are all equal."""
     low, high = min(values), max(values)
     return (value - low) / (high - low) if high > low else 0.5
 

@@ -1,6 +1,6 @@
 """The reporter for pipes and logs.
 
-It prints lines for the first and the last iteration, and in between at most one line every few seconds.
+It prints a line for the first and last iteration, and at most one every few seconds in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHOWN = {
 
 
 class Plain:
-    """A reporter that prints lines to a stream. ``clock``: returns seconds."""
+    """A reporter that prints lines to a stream. ``clock`` returns the time in seconds."""
 
     def __init__(
         self, stream: TextIO, run: RunInfo | None = None, clock: Callable[[], float] = time.monotonic
@@ -34,14 +34,14 @@ class Plain:
         self._printed = 0.0
 
     def start(self, run: RunInfo) -> None:
-        """Print the folder of the run."""
+        """Print the run's folder."""
         self._run = run
         self.note(f"run: {run.place}")
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Print a line about an iteration, unless the last line was printed less than EVERY_SECONDS ago.
+        """Print a line about an iteration, unless one was printed less than EVERY_SECONDS ago.
 
-        The first and the last iteration are always printed.
+        The first and last iteration are always printed.
         """
         total, now = self._run.iterations if self._run else 0, self._clock()
         if number == 0 or number + 1 == total or now - self._printed >= EVERY_SECONDS:
@@ -57,13 +57,13 @@ class Plain:
         print(printable(masked(text)), file=self._stream, flush=True)
 
     def close(self, state: State, error: str = "") -> None:
-        """Do nothing, since the command itself prints how the run ended."""
+        """Do nothing. The command itself prints how the run ended."""
 
 
 def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
     """Return the line about an evaluation after ``number`` iterations.
 
-    ``held_out``: number of evaluated prompts; 0 if unknown.
+    ``held_out``: how many prompts were evaluated, or 0 if unknown.
     """
     shares = ", ".join(f"{name} {share(value)}" for name, value in accuracies(metrics).items())
     count = f" of {held_out}" if held_out else ""
@@ -72,7 +72,7 @@ def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
 
 
 def progress(metrics: Metrics) -> str:
-    """Return the most important numbers of an iteration in one line."""
+    """Return an iteration's most important numbers in one line."""
     shown = [
         figure
         for figure in metrics

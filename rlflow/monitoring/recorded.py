@@ -1,4 +1,4 @@
-"""Read all records in a run's folder: settings by flag name, curves and costs."""
+"""Read everything recorded in a run's folder: settings by flag, curves and costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_SETTINGS = {"name", "out", "track"}  # options without effect on the numbers 
 
 @dataclass(frozen=True)
 class Costs:
-    """Totals over the iterations of a run. A total is None if the run's folder does not record it."""
+    """A run's totals. A total is None if the run's folder doesn't record it."""
 
     seconds: float | None = None  # seconds of the iterations, without evaluations and loading
     sampled: int | None = None  # number of rows with sampled tokens
@@ -34,7 +34,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run as recorded in its folder."""
+    """Everything recorded in a run's folder."""
 
     folder: Path
     summary: RunSummary
@@ -45,13 +45,11 @@ class Recorded:
 
     @property
     def name(self) -> str:
-        """The run's name: the name of its folder."""
+        """The run's name, which is that of its folder."""
         return self.folder.name
 
     def curve(self, metric: str) -> Curve:
-        """Return a metric as (finished iterations, value) pairs; empty if the run does not have the
-        metric.
-        """
+        """Return a metric as (finished iterations, value) pairs. Empty if the run doesn't have it."""
         if metric in self.table and self.table[metric].of in EVALUATED:
             return sorted(
                 {
@@ -66,24 +64,27 @@ class Recorded:
 
     @property
     def metrics(self) -> list[str]:
-        """Return the names of all metrics that the run recorded, sorted."""
+        """The names of all recorded metrics, sorted."""
         return sorted(self.history.names)
 
     def keys(self, chosen: Callable[[Figure], bool]) -> list[str]:
-        """Return the sorted names of the metrics for whose figure ``chosen`` returns True."""
+        """Return the names of the metrics whose figure meets the condition ``chosen``, sorted."""
         return [name for name in self.metrics if chosen(self.table[name])]
 
     @property
     def shares(self) -> list[str]:
         """The names of the accuracies of sampled answers.
 
-        Held-out prompts in the data come first, then each set given with --eval.
+        The one on held-out prompts in the data comes first, then one for each set given with --eval.
         """
         return [*self.keys(lambda figure: figure == HELD_OUT), *self.keys(is_share_of_set)]
 
 
 def recorded(folder: Path) -> Recorded:
-    """Read the records in a run's folder. Never raises. Values from unreadable files keep their defaults."""
+    """Read the records in a run's folder.
+
+    Never raises: if a file can't be read, its values keep their defaults.
+    """
     history = History(keys.read(folder))
     for line in Growing(folder / "metrics.jsonl").lines():
         history.add(line)
@@ -99,9 +100,7 @@ def recorded(folder: Path) -> Recorded:
 
 
 def flags_of(folder: Path) -> dict[str, Any]:
-    """Return a run's settings by flag name, with its flow, its graph's digest and the package versions that
-    it used.
-    """
+    """Return a run's settings by flag, with its flow, the digest of its graph and package versions."""
     content = read_object(folder / "settings.json")
     hp, options, values = (_object(content.get(name)) for name in ("hp", "options", "values"))
     flags = {name: content[name] for name in ("flow", "graph", *VERSIONS) if name in content}
@@ -110,9 +109,9 @@ def flags_of(folder: Path) -> dict[str, Any]:
 
 
 def sampled_share(evaluation: Figures) -> float | None:
-    """Return the accuracy of sampled answers on held-out prompts in the data.
+    """Return the accuracy of sampled answers on the held-out prompts in the data.
 
-    Without such prompts, returns the accuracy on the first set given with --eval. None if there is neither.
+    If there are none, this is the accuracy on the first set given with --eval. None if there is neither.
     """
     return next(
         (
@@ -134,10 +133,10 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def costs(folder: Path, seconds: float | None) -> Costs:
-    """Return a run's totals from the row accounting in fates.jsonl.
+    """Return a run's totals, from the row accounting in fates.jsonl.
 
-    ``seconds``: the seconds of all iterations. A carried-over row counts in the iteration in which it is
-    finished.
+    ``seconds``: the total seconds of all iterations. A row that is carried over counts in the iteration that
+    finishes it.
     """
     lines = objects(Growing(folder / "fates.jsonl").lines())
     by_iteration = {line["iteration"]: line for line in lines if isinstance(line.get("iteration"), int)}
@@ -159,9 +158,9 @@ def _total(counts: Iterable[Mapping[str, Any]], name: str) -> int:
 
 
 def differing(flags: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the settings that differ between runs, each with the text of its value in every run.
+    """Return the settings that differ between runs, with the value in each run as text.
 
-    The text is '-' if a run does not have the setting.
+    The text is "-" if a run doesn't have the setting.
     """
     names = dict.fromkeys(name for settings in flags for name in settings)
     texts = {
@@ -173,7 +172,7 @@ def differing(flags: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 def as_text(value: Any) -> str:
     """Return a setting as text that its flag accepts.
 
-    Equal numbers give equal text, even if one was recorded as a number and the other as text.
+    Equal numbers give the same text, even if one was recorded as a number and the other as a string.
     """
     if isinstance(value, str):
         try:

@@ -1,4 +1,4 @@
-"""The reporter that writes status.json and notes.txt. `rlflow runs`, `show` and `watch` read these files."""
+"""The reporter that writes status.json and notes.txt for `rlflow runs`, `show` and `watch`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ EVERY_SECONDS = 1.0
 
 
 class Recorder:
-    """Keeps the run's recorded state up to date. ``clock``: returns seconds.
+    """Keeps the run's recorded state up to date. ``clock`` returns the time in seconds.
 
-    If the disk is full, ``say`` is called once with a message. Each later event tries to write again.
+    If the disk is full, ``say`` is called once with a message, and each later event tries to write again.
     """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class Recorder:
         self._notes: Log | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Write the state of the run, and the notes from before the run started."""
+        """Write the run's state, and any notes that came before the start."""
         self._run = run
         self._notes = Log(run.folder / NOTES, self._complain)
         self._put(replace(status.begun(run.flow, run.iterations), iteration=run.done))
@@ -42,7 +42,7 @@ class Recorder:
             self.note(text)
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Write the number of finished iterations, at most once every EVERY_SECONDS."""
+        """Write how many iterations are finished, at most once every EVERY_SECONDS."""
         if self._status:
             self._status = replace(self._status, iteration=number + 1)
             if self._clock() - self._written >= EVERY_SECONDS:
@@ -50,7 +50,7 @@ class Recorder:
                 self._put(self._status, flush=False)
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """Write the result of an evaluation."""
+        """Write an evaluation's result."""
         if self._status:
             self._put(replace(self._status, iteration=number, evaluation=plainly(metrics)))
 

@@ -1,6 +1,6 @@
-"""Reporters, which show or record a run while it runs.
+"""Reporters, which show or record a run as it happens.
 
-If a reporter raises, it is dropped with a note, and the run continues.
+A reporter that raises is dropped with a note, and the run goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What reporters need to know about a run when it starts."""
+    """What reporters need to know when a run starts."""
 
     folder: Path
     flow: str
@@ -36,33 +36,33 @@ class RunInfo:
 
     @property
     def place(self) -> str:
-        """The run's folder as the user writes it."""
+        """The run's folder as the user would write it."""
         return self.shown or str(self.folder)
 
 
 class Reporter(Protocol):
-    """The interface of a reporter, which receives the events of a run.
+    """What a reporter must implement to receive a run's events.
 
-    Iterations count from 0, as in metrics.jsonl.
+    Iterations are numbered from 0, as in metrics.jsonl.
     """
 
     def start(self, run: RunInfo) -> None:
-        """Handle the start of the run. Its folder exists, and its first iteration comes next."""
+        """Called when the run starts. Its folder exists, and the first iteration comes next."""
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Handle the end of an iteration.
+        """Called after each iteration.
 
-        ``stages``: the seconds of each node. ``metrics[SECONDS]``: the seconds of the complete iteration.
+        ``stages``: the seconds of each node. ``metrics[SECONDS]``: the seconds of the whole iteration.
         """
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """Handle the end of an evaluation after ``number`` iterations."""
+        """Called after an evaluation that follows ``number`` iterations."""
 
     def note(self, text: str) -> None:
-        """Show a line to the user. Notes may come before the run's start and after its end."""
+        """Show a line to the user. Notes can come before the run starts and after it ends."""
 
     def close(self, state: State, error: str = "") -> None:
-        """Handle the end of the run. A second call has no effect."""
+        """Called when the run ends. A second call has no effect."""
 
 
 class Quiet:
@@ -85,12 +85,13 @@ class Quiet:
 
 
 class Several:
-    """Passes events to several reporters, of which the first is the view.
+    """Reports events to several reporters, the first of which is the view.
 
-    If a reporter raises, it is dropped. A view that raises is replaced once, by ``spare``.
+    A reporter that raises is dropped, except that the view is replaced with ``spare`` the first time.
 
-    Only one thread passes events at a time. A signal handler may report an event while its own thread is
-    passing another event. The new event then waits, since streams and locks are not reentrant.
+    Only one thread reports at a time. A signal handler can interrupt a thread that is reporting and report an
+    event of its own. That event waits until the first one is done, because streams and locks aren't
+    reentrant.
     """
 
     def __init__(
@@ -107,24 +108,24 @@ class Several:
         self._passing_thread: int | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Pass the start to each reporter."""
+        """Tell each reporter that the run has started."""
         self._run = run
         self._each("start", run)
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Pass an iteration to each reporter."""
+        """Tell each reporter about an iteration."""
         self._each("iteration", number, metrics, samples, stages)
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """Pass an evaluation to each reporter."""
+        """Tell each reporter about an evaluation."""
         self._each("evaluation", number, metrics)
 
     def note(self, text: str) -> None:
-        """Pass a note to each reporter."""
+        """Send a note to each reporter."""
         self._each("note", text)
 
     def close(self, state: State, error: str = "") -> None:
-        """Pass the end to each reporter."""
+        """Tell each reporter that the run has ended."""
         self._each("close", state, error)
 
     def _each(self, method: str, *values: Any) -> None:
@@ -159,7 +160,7 @@ class Several:
 
 
 def alarm(reporter: Reporter, text: str) -> None:
-    """Report that data are lost or will be lost soon. With --quiet, this goes to standard error."""
+    """Report that data was lost or is about to be. With --quiet, this goes to standard error."""
     reporter.note(text)
     view = reporter._parts[0] if isinstance(reporter, Several) and reporter._parts else reporter
     if isinstance(view, Quiet):
@@ -167,5 +168,5 @@ def alarm(reporter: Reporter, text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Print a line to standard error with secrets masked. --quiet does not suppress it."""
+    """Print a line to standard error, with secrets masked, even with --quiet."""
     print(printable(masked(text)), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`--metrics-port`: serve a run's metrics to Prometheus, at `/metrics` on the loopback address."""
+"""`--metrics-port`: serve a run's metrics to Prometheus, under `/metrics` on the loopback address."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ UNFIT = re.compile(r"[^a-zA-Z0-9_]")  # characters that Prometheus does not allo
 
 
 class Scraped:
-    """A reporter that serves the last value of each metric.
+    """A reporter that serves the latest value of each metric.
 
-    A metric's name is ``rlflow_`` followed by rlflow's name, with ``_`` in place of special characters.
+    The name is rlflow's, with ``rlflow_`` in front and special characters replaced with ``_``.
     """
 
     def __init__(self, port: int) -> None:
         """Start the server.
 
-        Raises PlanError if the port is in use or the Prometheus client is not installed.
+        Raises PlanError if the port is in use or the Prometheus client isn't installed.
         """
         self._prometheus: Any = require("prometheus_client", "services")
         self._registry = self._prometheus.CollectorRegistry()
@@ -44,21 +44,21 @@ class Scraped:
             ) from error
 
     def start(self, run: RunInfo) -> None:
-        """Set the numbers of planned and finished iterations."""
+        """Set how many iterations are planned and how many are finished."""
         self._set({"iterations": run.iterations, "iteration": run.done}, False)
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Set the metrics of an iteration, and the seconds of its nodes."""
+        """Set an iteration's metrics and the seconds of its nodes."""
         seconds = {f"node_seconds/{node}": seconds for node, seconds in stages.items()}
         self._set(seconds | {"iteration": number + 1}, False)
         self._set(plainly(metrics))
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """Set the metrics of an evaluation."""
+        """Set an evaluation's metrics."""
         self._set(plainly(metrics))
 
     def note(self, text: str) -> None:
-        """Do nothing: notes are for users."""
+        """Ignore notes; they aren't metrics."""
 
     def close(self, state: State, error: str = "") -> None:
         """Stop the server."""

@@ -1,8 +1,7 @@
 """Keep secrets out of settings, logs, trackers and terminals.
 
-A secret is recognised in three ways: by its name in settings, flags and the environment; by its value, once
-the value was seen under such a name; and by its shape. Texts from models and data (samples.jsonl,
-answers.jsonl) are never changed.
+A secret is recognised by its name (in settings, flags and the environment), by its value once that was seen
+under such a name, or by its shape. Text from models and data (samples.jsonl, answers.jsonl) is never changed.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ TELLING = {
 }
 # endings of such parts, as in PGPASSWORD and authtoken
 ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey")
-# if this is the last part of a name, the name refers to a secret or to tokens of text, but is not a secret's
+# as the last part of a name, these mean that the value is not itself a secret, as in token_path or token_ids
 ABOUT = {"mode", "method", "type", "sock", "path", "file", "dir", "url", "ids"}
 # parts that, even alone, name a secret in running text
 ALONE = {"password", "passwd", "passphrase", "secret", "apikey", "pwd"}
-# if such a part precedes 'key', the name is a secret's instead of a field's
+# before 'key', these mean that the key is a secret and not a field's name
 KEYS = {"api", "access", "secret", "private", "ssh", "auth", "client", "license"}
 TOKENS = {
     "eos",
@@ -101,9 +100,9 @@ _remembered: set[str] = set()
 
 @lru_cache(maxsize=4096)
 def telling(name: str) -> bool:
-    """Whether a setting's name, judged by its parts, indicates a secret.
+    """Whether a setting's name sounds like that of a secret.
 
-    The name may be in snake_case, kebab-case, dotted.name or camelCase.
+    The name can be in snake_case, kebab-case, dotted.name or camelCase.
     """
     parts = [part.lower() for part in PARTS.findall(name)]
     return any(part in TELLING or part.endswith(ENDINGS) for part in parts) and parts[-1] not in ABOUT
@@ -112,7 +111,7 @@ def telling(name: str) -> bool:
 def redacted(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a nested mapping with secrets masked.
 
-    Short numbers, booleans and None are kept, since settings such as --hp.key_dim are not secrets.
+    Short numbers, booleans and None are kept, because settings such as --hp.key_dim are no secrets.
     """
     return _redacted(mapping, _values())
 
@@ -125,9 +124,7 @@ def _redacted(mapping: Mapping[str, Any], values: Sequence[str]) -> dict[str, An
 
 
 def remember(mapping: Mapping[str, Any]) -> None:
-    """From now on, let ``masked`` mask the secrets in this mapping wherever they occur, for example in
-    errors.
-    """
+    """Remember the secrets in a mapping, so that ``masked`` hides them wherever they appear."""
     for name, value in mapping.items():
         if isinstance(value, Mapping):
             remember(value)
@@ -140,8 +137,8 @@ def remember(mapping: Mapping[str, Any]) -> None:
 def masked(text: str) -> str:
     """Return the text with secrets masked.
 
-    Secrets are values of secret environment variables, remembered values, strings with the shape of a secret,
-    passwords in URLs, and values after a name that indicates a secret.
+    These are the values of secret environment variables, remembered values, strings that look like a secret,
+    passwords in URLs, and values that follow a secret's name.
     """
     return _masked(text, _values())
 
@@ -156,13 +153,13 @@ def _masked(text: str, values: Sequence[str]) -> str:
 
 
 class MaskedLines:
-    """Masks secrets in text that arrives line by line, including the lines of a private key."""
+    """Masks secrets in text that arrives line by line, including private keys of several lines."""
 
     def __init__(self) -> None:
         self._within = 0  # most lines that may still follow of a private key; 0 outside a key
 
     def __call__(self, line: str) -> str:
-        """Return a line with secrets masked. The line must not include its line end."""
+        """Return a line with secrets masked. Pass it without its newline."""
         if self._within:
             self._within = 0 if KEY_END.search(line) else self._within - 1
             return MASK
@@ -172,9 +169,9 @@ class MaskedLines:
 
 
 def guard(*streams: TextIO | None) -> None:
-    """From now on, mask secrets in everything that is written to these streams.
+    """From now on, mask secrets in everything written to these streams.
 
-    This includes prints of stages, warnings and tracebacks.
+    This covers what stages print, warnings and tracebacks.
     """
     for stream in streams:
         if stream is not None and not hasattr(stream, "guarded"):
@@ -192,7 +189,7 @@ def _guard(stream: Any) -> None:
 
 
 def _mask_named_values(text: str) -> str:
-    """Mask the values that follow a name which indicates a secret, and return the text."""
+    """Mask values in running text that follow a secret's name."""
     pieces, at = [], 0
     while match := NAMED_VALUE.search(text, at):
         end, quote = match.end("lead"), match["quote"] or ""
@@ -207,11 +204,10 @@ def _mask_named_values(text: str) -> str:
 
 
 def _announces(match: re.Match[str]) -> bool:
-    """Whether a name in running text clearly announces a secret.
+    """Whether a name in running text is clearly that of a secret.
 
-    The last part of the name must indicate a secret, which the last part of KeyError does not. Before a
-    colon, the name must also have several parts or an unambiguous last part, because "unexpected token: x" is
-    harmless.
+    Its last part must be telling, which rules out KeyError. Before a colon, the name must also have several
+    parts or an unambiguous last part, because "unexpected token: x" is harmless.
     """
     parts = PARTS.findall(match["name"].rpartition(".")[2])
     last = parts[-1].lower() if parts else ""
@@ -220,9 +216,9 @@ def _announces(match: re.Match[str]) -> bool:
 
 
 def _values() -> list[str]:
-    """Return the values to mask, the longest first.
+    """Return the values to mask, longest first.
 
-    If a shorter value were masked first, parts of a longer value could stay visible.
+    If a short value were masked first, the rest of a longer one could stay visible.
     """
     telling_values = {
         value
@@ -236,9 +232,9 @@ def _values() -> list[str]:
 
 @lru_cache(maxsize=256)
 def _forms(value: str) -> tuple[str, ...]:
-    """Return the forms in which a value may occur in text.
+    """Return the forms in which a value may show up in text.
 
-    These are the value itself, the value quoted by JSON or Python or in a URL, and each of its lines.
+    These are the value itself, the value as quoted by JSON, Python or a URL, and each of its lines.
     """
     lines = (
         [line for line in value.splitlines() if len(line) >= LINE and "-----" not in line]
@@ -257,9 +253,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _ordinary(name: str, text: str) -> bool:
-    """Whether the value of a setting such as prompt_key or pad_token is an ordinary word, which must not be
-    masked.
-    """
+    """Whether a setting such as prompt_key or pad_token holds an ordinary word, which must not be masked."""
     if not WORD.fullmatch(text):
         return False
     before, last = ["", *(part.lower() for part in PARTS.findall(name))][-2:]
@@ -269,9 +263,9 @@ def _ordinary(name: str, text: str) -> bool:
 
 
 def hides(value: Any) -> bool:
-    """Whether a value under a name that indicates a secret can be a secret.
+    """Whether the value of a setting with a telling name can be a secret.
 
-    Short numbers cannot, even as text, because flags have text values.
+    Short numbers can't, even as strings, because flags are strings.
     """
     if value is None or isinstance(value, bool | float):
         return False

@@ -1,4 +1,4 @@
-"""Record the services of a run in its folder: services.json, and a log file for each service process."""
+"""Record a run's services in its folder: services.json, and a log file for each process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE, FOLDER = "services.json", "services"
 
 @dataclass(frozen=True)
 class ServedProcess:
-    """A process of a service, or a service that the run did not start."""
+    """A process of a service, or a service that the run didn't start."""
 
     name: str  # name of the service
     command: str  # the command with its port inserted; the URL if the run did not start the service
@@ -29,13 +29,13 @@ class ServedProcess:
 
 
 def write(folder: Path, processes: Iterable[ServedProcess]) -> None:
-    """Write services.json into a run's folder, atomically and without secrets. Raises OSError."""
+    """Write services.json in a run's folder, atomically and with secrets masked. Raises OSError."""
     text = json.dumps([asdict(each) for each in processes], indent=1)
     durable.replace(folder / FILE, f"{masked(text)}\n".encode(), flush=False)
 
 
 def read(folder: Path) -> list[ServedProcess]:
-    """Return the processes in a run's services.json; empty if there is no readable file."""
+    """Return the processes in a run's services.json, or [] if the file can't be read."""
     try:
         content = json.loads(durable.read(folder / FILE))
     except (OSError, ValueError, RecursionError):
@@ -50,7 +50,7 @@ def read(folder: Path) -> list[ServedProcess]:
 
 
 def lines(folder: Path) -> Iterator[str]:
-    """Yield a line for each process of a run's services."""
+    """Yield a line about each process of a run's services."""
     for each in read(folder):
         if not each.log:
             yield f"{each.name} at {each.url}, not started by this run"

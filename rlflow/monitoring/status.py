@@ -1,6 +1,6 @@
-"""The state of a run in status.json, which is written atomically.
+"""A run's state in status.json, which is written atomically.
 
-Readers can detect from this file that the run's process was killed.
+It also lets readers find out that the run's process was killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STATES = ("running", "done", "failed", "interrupted")
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a run, and its process."""
+    """A run's state, and its process."""
 
     state: str  # running, done, failed or interrupted; `read` may also give died
     flow: str = ""
@@ -42,9 +42,9 @@ def begun(flow: str, iterations: int) -> Status:
 
 
 def write(folder: Path, status: Status, flush: bool = True) -> None:
-    """Write status.json by renaming, so that readers never see a partial file. Raises OSError.
+    """Write status.json by renaming, so that nobody reads a partial file. Raises OSError.
 
-    ``flush``: whether to wait until the file is on the disk.
+    ``flush``: whether to wait until the file is on disk.
     """
     durable.replace(
         folder / FILE, f"{json.dumps(asdict(replace(status, updated=time.time())))}\n".encode(), flush=flush
@@ -52,10 +52,10 @@ def write(folder: Path, status: Status, flush: bool = True) -> None:
 
 
 def read(folder: Path) -> Status | None:
-    """Return the status in a run's folder; None if there is no file.
+    """Return the status in a run's folder, or None if there is no file.
 
-    If the file says running but the process has ended, the state is ``died``. Raises ValueError for a file
-    that is damaged or belongs to another program.
+    If the file says "running" but the process is gone, the state is "died". Raises ValueError if the file is
+    damaged or isn't rlflow's.
     """
     try:
         values = json.loads(durable.read(folder / FILE))
@@ -91,8 +91,8 @@ def _checked(record: Any) -> Status:
 
 
 def gone(status: Status) -> bool:
-    """Whether the process of the run has ended.
+    """Whether the run's process has ended.
 
-    A process on another machine cannot be checked, and counts as running.
+    A process on another machine can't be checked, so it counts as running.
     """
     return status.process is not None and status.process.alive() is False

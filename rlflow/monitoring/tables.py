@@ -1,4 +1,4 @@
-"""The output of `rlflow runs` and `rlflow show`, which can show an episode turn by turn."""
+"""What `rlflow runs` and `rlflow show` print, including an episode turn by turn."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rlflow.monitoring.metric_names import accuracies, change, is_mean, is_own, 
 from rlflow.monitoring.recorded import Recorded, as_text, differing, recorded, sampled_share
 from rlflow.monitoring.recorder import NOTES
 
-LONGEST = 400  # maximum number of characters that are shown from a turn
+LONGEST = 400  # how many characters of a turn are shown
 
 
 def last_episode(folder: Path) -> Text | None:
-    """Return the text of the last sampled episode with more than one turn.
+    """Return the last sampled episode that has more than one turn, as text.
 
-    If no episode has several turns, returns the last episode. None if no sample has an episode.
+    If none has, this is the last episode. None if no sample has an episode.
     """
     rows = [row for row in objects(tail(folder / "samples.jsonl")) if isinstance(row.get("episode"), dict)]
     several = [row for row in rows if len(turns_of(row)) > 1]
@@ -50,7 +50,7 @@ def turns_of(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def lines(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of an episode: its prompt, each turn, and its end."""
+    """Yield the lines of an episode: its prompt, each turn, and how it ended."""
     episode = row["episode"]
     yield f"an episode of iteration {row.get('iteration')}: {shown(row.get('prompt'))}"
     if "reset" in episode:
@@ -69,7 +69,7 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def shown(words: Any) -> str:
-    """Format a string, or chat messages, as one line."""
+    """Format a string or chat messages as one line."""
     if isinstance(words, list):
         words = " ".join(
             f"[{each.get('role')}] {each.get('content')}" for each in words if isinstance(each, dict)
@@ -81,12 +81,12 @@ def shown(words: Any) -> str:
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 BARS = "▁▂▃▄▅▆▇█"
 COLUMNS = ("run", "flow", "state", "iteration", "accuracy", "reward", "age")  # columns of the list of runs
-SETTINGS = 6  # at most this many settings have a column in that list
-FIXED, EACH = 62, 13  # approximate characters of the list's fixed columns, and of each column with a setting
+SETTINGS = 6  # how many settings get a column in that list
+FIXED, EACH = 62, 13  # approximate width of the list's fixed columns, and of each setting's column
 WIDE = 160  # columns of the output if it does not go to a terminal
 CURVE = 60  # characters of a curve
 LINES = 6  # lines of the learning curve
-PARTS = 4  # at most this many files of a model folder are listed
+PARTS = 4  # how many files of a model folder are listed
 FILES = {
     "settings.json": "settings of the run",
     "identity.json": "inputs it depends on",
@@ -113,11 +113,11 @@ TELLING = ("model", "data", "reward", "backend", "device", "dtype", "prompts", "
 def runs(
     chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), width: int = WIDE
 ) -> list[RenderableType]:
-    """Return a table with a line for each run, in the given order.
+    """Return a table with a row for each run, in the given order.
 
-    Its columns include the settings that differ between the runs, and the requested ``names``. Differing
-    settings that do not fit are listed in a line below. ``now``: seconds since the epoch. ``width``: columns
-    of the terminal.
+    Its columns include settings that differ between the runs, and the requested ``names``. Differing settings
+    that don't fit are listed below the table. ``now``: seconds since the epoch. ``width``: columns of the
+    terminal.
     """
     different = {
         name: values
@@ -155,16 +155,13 @@ def runs(
 
 
 def mean_rewards(figures: Figures) -> str:
-    """Return the mean reward as text. If several roles have a mean reward, each is shown with its role.
-
-    Empty without a reward.
-    """
+    """Return the mean reward as text, with the role's name if there are several. Empty if there is none."""
     found = means(figures)
     return ", ".join(f"{f'{figure.node} ' * (len(found) > 1)}{figures[figure]:.3f}" for figure in found)
 
 
 def requested_text(run: ListedRun, name: str) -> str:
-    """Return a setting as the user wrote it, or a metric with four digits; '-' if the run has neither."""
+    """Return a setting as the user wrote it, or a metric to four digits, or "-" if the run has neither."""
     value = run.values.get(name)
     return (
         "-"
@@ -176,7 +173,7 @@ def requested_text(run: ListedRun, name: str) -> str:
 
 
 def as_json(runs: Sequence[ListedRun]) -> str:
-    """Return the runs as one line of JSON, each with its folder, state, settings and last metrics."""
+    """Return the runs as one line of JSON, each with its folder, state, settings and latest metrics."""
     return json.dumps(
         [
             {
@@ -197,14 +194,14 @@ def as_json(runs: Sequence[ListedRun]) -> str:
 
 
 def state(summary: RunSummary) -> Text:
-    """Return the state of a run as colored text."""
+    """Return a run's state as colored text."""
     return Text(
         summary.state + (" (damaged)" if summary.problem else ""), style=STYLES.get(summary.state, "")
     )
 
 
 def story(folder: Path) -> list[RenderableType]:
-    """Return the output of `rlflow show`, from the run's settings to its files."""
+    """Return what `rlflow show` prints, from the run's settings to its files."""
     run = recorded(folder)
     summary, history = run.summary, run.history
     age = format_duration(max(time.time() - summary.updated, 0.0))
@@ -237,7 +234,7 @@ def story(folder: Path) -> list[RenderableType]:
 
 
 def settings(folder: Path) -> RenderableType | None:
-    """Return the most important settings of a run; None if there are none.
+    """Return a run's most important settings, or None if there are none.
 
     These are the algorithm's settings, those in TELLING, and those of roles.
     """
@@ -266,7 +263,7 @@ def _pairs(values: Mapping[str, object]) -> str:
 
 
 def learning(run: Recorded) -> RenderableType | None:
-    """Return a table that compares the first and last evaluation; None if there are fewer than two."""
+    """Return a table that compares the first and last evaluation, or None if there are fewer than two."""
     history = run.history
     if len(history.evaluations) < 2:
         return None
@@ -289,9 +286,7 @@ def learning(run: Recorded) -> RenderableType | None:
 
 
 def curves(run: Recorded) -> list[RenderableType]:
-    """Return the learning curve, a line for each reward and each of the user's own metrics, and the row
-    counts.
-    """
+    """Return the learning curve, a line for each reward and each of the user's metrics, and row counts."""
     parts: list[RenderableType] = []
     for metric in run.shares:
         which = f" on {run.table[metric].part}" if run.table[metric].part else ""
@@ -322,9 +317,9 @@ def curves(run: Recorded) -> list[RenderableType]:
 
 
 def sparkline(values: Sequence[float], width: int = CURVE) -> str:
-    """Return a curve as text with at most ``width`` characters.
+    """Draw a curve in at most ``width`` characters.
 
-    Each character shows the mean of an equal part of the values, scaled from the lowest value to the highest.
+    Each character is the mean of an equal part of the values, scaled to the range of these means.
     """
     count = min(width, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []
@@ -336,7 +331,7 @@ def sparkline(values: Sequence[float], width: int = CURVE) -> str:
 
 
 def last(summary: RunSummary, folder: Path) -> RenderableType | None:
-    """Return the last iteration's numbers and slowest nodes; None if there are none."""
+    """Return the last iteration's numbers and slowest nodes, or None if there aren't any."""
     numbers = figures(Frame(metrics=summary.figures))
     stages = sorted(stage_seconds(folder).items(), key=lambda item: -item[1])[:4]
     lines = ["last iteration: " + "  ".join(f"{name} {value}" for name, value in numbers)] if numbers else []
@@ -350,16 +345,15 @@ def last(summary: RunSummary, folder: Path) -> RenderableType | None:
 
 
 def bounds(folder: Path) -> RenderableType | None:
-    """Return the last lines of bounds.txt, which say what limited the run's speed; None if there are none."""
+    """Return the end of bounds.txt, which says what limited the run's speed, or None if there is none."""
     lines = bound_lines(folder)
     return plain("\n".join(lines)) if lines else None
 
 
 def depends(folder: Path) -> RenderableType | None:
-    """Return the inputs on which the run's numbers depend, apart from settings and graph; None if there are
-    none.
+    """Return what the run's numbers depend on besides settings and graph, or None if nothing is recorded.
 
-    Each model folder, reward and data file has a line with its digests. The last line has the versions.
+    Each model folder, reward and data file has a line with its digests. Versions are on the last line.
     """
     identity = read_object(folder / "identity.json")
     digests, versions, weights = (identity.get(name) for name in ("kept", "told", "weights"))
@@ -379,13 +373,13 @@ def depends(folder: Path) -> RenderableType | None:
 
 
 def _short(value: object) -> str:
-    """Shorten a value for display. A digest is cut to 12 characters."""
+    """Shorten a value for display. Digests are cut to 12 characters."""
     kind, _, digits = str(value).partition(" ")
     return f"{kind} {digits[:12]}" if kind in ("sha256", "digest") else str(value)[:40]
 
 
 def notes(folder: Path) -> RenderableType | None:
-    """Return the last ten notes of the run; None if there are none."""
+    """Return the run's last ten notes, or None if there are none."""
     try:
         lines = durable.read(folder / NOTES).decode(errors="replace").splitlines()
     except OSError:
@@ -395,13 +389,13 @@ def notes(folder: Path) -> RenderableType | None:
 
 
 def services(folder: Path) -> RenderableType | None:
-    """Return the run's services; None if there are none."""
+    """Return the run's services, or None if there are none."""
     lines = list(served.lines(folder))
     return plain("\n".join(["services", *(f"  {line}" for line in lines)])) if lines else None
 
 
 def files(folder: Path) -> RenderableType:
-    """Return the run's files, each with a description."""
+    """Return a line that lists the run's files with a description of each."""
     present = [f"{name} ({about})" for name, about in FILES.items() if (folder / name).exists()]
     return plain(f"files: {listed(present)}")
 
@@ -409,13 +403,13 @@ def files(folder: Path) -> RenderableType:
 def plain(text: str) -> Text:
     """Return a string without markup.
 
-    Control characters are escaped, so that they cannot control the terminal.
+    Control characters are escaped so that they can't control the terminal.
     """
     return Text(printable(text))
 
 
 def output(parts: Iterable[RenderableType]) -> None:
-    """Print to standard output, in the terminal's width. Without a terminal, the width is WIDE columns."""
+    """Print to standard output at the terminal's width, or at WIDE columns if it isn't a terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDE)

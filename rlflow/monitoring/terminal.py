@@ -1,4 +1,4 @@
-"""Fit lines to a terminal, and keep a run alive if its terminal closes or a standard stream was closed before."""
+"""Fit lines to a terminal, and keep a run going if its terminal or a standard stream is closed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ LABEL = re.compile(r" +(?:\w+: +)?")  # the start of an indented line, such as `
 
 
 class Steady:
-    """A stream to a terminal.
+    """A stream to a terminal that doesn't fail when the terminal goes away.
 
-    Once the terminal is gone, for example after a lost connection, text is dropped without an error.
+    After that, for example when a connection is lost, text is silently dropped.
     """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write text. Drops it if the terminal is gone, and raises OSError for any other failure."""
+        """Write text, or drop it if the terminal is gone. Raises OSError for any other failure."""
         try:
             return int(self._stream.write(text))
         except OSError as error:
@@ -34,7 +34,7 @@ class Steady:
             return len(text)
 
     def flush(self) -> None:
-        """Flush the stream. Does nothing if the terminal is gone."""
+        """Flush the stream, unless the terminal is gone."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -51,7 +51,7 @@ class Steady:
 
 @contextlib.contextmanager
 def steady() -> Iterator[None]:
-    """Inside the context, replace standard streams that are terminals with ``Steady`` streams."""
+    """Inside the context, wrap those standard streams that are terminals in ``Steady``."""
     before = {name: getattr(sys, name) for name in NAMES}
     for name, stream in before.items():
         if stream is not None and not isinstance(stream, Steady) and stream.isatty():
@@ -65,9 +65,9 @@ def steady() -> Iterator[None]:
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """Break lines between words at the width of a terminal. Text for a pipe or a file keeps its long lines.
+    """Wrap lines at the width of the terminal. Text for a pipe or a file keeps its long lines.
 
-    A continued line is indented to the text after the line's label, such as `  found:    `.
+    Continuation lines are indented to the text after a label, such as ` found: `.
     """
     if not stream.isatty():
         return text
@@ -90,10 +90,9 @@ def _broken(line: str, width: int) -> str:
 
 
 def open_all() -> None:
-    """Open closed standard streams (``>&-``) on /dev/null.
+    """Open standard streams that were closed (``>&-``) on /dev/null.
 
-    Otherwise files opened later would get the descriptors of these streams, and prints would go into those
-    files.
+    Otherwise, files opened later would get their descriptors, and printed text would end up in them.
     """
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -104,7 +103,7 @@ def open_all() -> None:
 
 
 def nowhere(descriptor: int, mode: int) -> None:
-    """Open /dev/null as the descriptor. ``mode``: os.O_RDONLY or os.O_WRONLY."""
+    """Make a descriptor refer to /dev/null. ``mode``: os.O_RDONLY or os.O_WRONLY."""
     null = os.open(os.devnull, mode)
     if null != descriptor:
         os.dup2(null, descriptor)

@@ -1,8 +1,7 @@
-"""Trackers: TensorBoard, Weights & Biases and MLflow.
+"""Trackers: TensorBoard (in this module), Weights & Biases and MLflow.
 
-Each uses its own library, which is imported on first use. Each tracker works in its own thread, so that a
-slow disk or server does not delay the run. If a tracker fails, the failure is reported once, and the tracker
-is no longer used. The TensorBoard tracker is in this module.
+Each uses its own library, which is imported on first use, and runs in its own thread, so that a slow disk or
+server doesn't hold up the run. If a tracker fails, this is reported once and the tracker is no longer used.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from rlflow.processes.watchdog.signals import ending_at_once
 
 
 class TensorBoard:
-    """Tracks scalars, and samples as a Markdown table. Raises PlanError if tensorboard is not installed."""
+    """Tracks scalars, and samples as a Markdown table. Raises PlanError if tensorboard isn't installed."""
 
     def __init__(self) -> None:
         require("tensorboard", "trackers")
@@ -33,7 +32,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Open the run's event file, and return a string that says where to find it."""
+        """Open the run's event file, and return where to find it."""
         folder = run.folder / "tensorboard"
         self._writer = self._module.SummaryWriter(str(folder), flush_secs=10)
         self._writer.add_text(
@@ -42,7 +41,7 @@ class TensorBoard:
         return f"{folder} (tensorboard --logdir {run.folder.parent})"
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of a step."""
+        """Write a step's metrics."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
@@ -51,12 +50,12 @@ class TensorBoard:
         self._writer.add_text("samples", markdown(rows), step)
 
     def close(self, state: State) -> None:
-        """Write pending data, and close the file."""
+        """Write what is pending, and close the file."""
         self._writer.close()
 
 
 def markdown(rows: Rows) -> str:
-    """Return rows as a Markdown table. Text in cells is escaped, so that it is not rendered as markup."""
+    """Return rows as a Markdown table, with the text in cells escaped."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, ["---"] * len(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -78,29 +77,29 @@ SLOW_SECONDS = 30.0  # if a record takes longer than this, a warning is printed
 
 
 class Tracker(Protocol):
-    """The interface of a tracker.
+    """What a tracker must implement.
 
-    Metrics have names from `rlflow.monitoring.metric_names`. A step is the number of finished iterations.
+    Metrics have the names in `rlflow.monitoring.metric_names`. A step is the number of finished iterations.
     """
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Start tracking a run, and return a string that says where to find it."""
+        """Start to track a run, and return where to find it."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of a step. All values are finite."""
+        """Write a step's metrics, all of which are finite."""
 
     def table(self, step: int, rows: Rows) -> None:
         """Write rows of samples.
 
-        Their columns are prompt, completion, answer, finish and scores, if the run has them.
+        Their columns are those of prompt, completion, answer, finish and scores that the run has.
         """
 
     def close(self, state: State) -> None:
-        """Write pending data, and end the run with its state."""
+        """Write what is pending, and end the run with its state."""
 
 
 def tracker(name: str) -> Tracker:
-    """Return the tracker with this name. Raises PlanError if the tracker is unknown or not installed."""
+    """Return the tracker ``name``. Raises PlanError if it is unknown or not installed."""
     check_tracker(name)
     from rlflow.monitoring import mlflow_store, wandb_runs
 
@@ -113,7 +112,7 @@ def tracker(name: str) -> Tracker:
 
 
 def check_tracker(name: str) -> None:
-    """Raise PlanError if no tracker has this name."""
+    """Raise PlanError if there is no tracker ``name``."""
     if name not in NAMES:
         raise PlanError.of(
             "tracker",
@@ -126,9 +125,9 @@ def check_tracker(name: str) -> None:
 
 
 class Background:
-    """A reporter that passes events to a tracker in a separate thread.
+    """A reporter that runs a tracker in a thread of its own.
 
-    ``say`` prints a line for the user. Only the caller's thread calls it.
+    ``say`` prints a line for the user. It is only called from the caller's thread.
     """
 
     def __init__(self, name: str, backend: Tracker, say: Callable[[str], None]) -> None:
@@ -153,7 +152,7 @@ class Background:
         self._put(lambda: self._begin(run, settings))
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """Pass the metrics of an iteration to the tracker, and samples every TABLE_EVERY iterations."""
+        """Send an iteration's metrics to the tracker, and samples every TABLE_EVERY iterations."""
         tracker_metrics = renamed(metrics, {f"timing_s/{node}": seconds for node, seconds in stages.items()})
         self._put(lambda: self._tracker.log(number + 1, tracker_metrics))
         if samples and number % TABLE_EVERY == 0:
@@ -161,15 +160,15 @@ class Background:
             self._put(lambda: self._tracker.table(number + 1, rows))
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """Pass the metrics of an evaluation to the tracker."""
+        """Send an evaluation's metrics to the tracker."""
         tracker_metrics = renamed(metrics)
         self._put(lambda: self._tracker.log(number, tracker_metrics))
 
     def note(self, text: str) -> None:
-        """Do nothing, since notes are for users."""
+        """Ignore notes, which aren't tracked."""
 
     def close(self, state: State, error: str = "") -> None:
-        """Wait until the tracker has written pending data, for at most CLOSE_SECONDS."""
+        """Give the tracker up to CLOSE_SECONDS to write what is pending."""
         self._put(lambda: self._tracker.close(state))
         self._put(None)
         if self._open:
@@ -178,9 +177,9 @@ class Background:
         self._open = False
 
     def _wait(self, seconds: float) -> None:
-        """Wait for the thread to end, for at most ``seconds``. A stop signal also ends the wait.
+        """Wait up to ``seconds`` for the thread to end. A stop signal cuts the wait short.
 
-        If the thread is still working then, it must not keep the process alive.
+        If the thread is still working after that, it must not keep the process alive.
         """
         try:
             with ending_at_once():
@@ -202,9 +201,7 @@ class Background:
                 self._report()
 
     def _report(self) -> None:
-        """Print what the thread has to report: where the tracker writes, that it is slow, or that it has
-        failed.
-        """
+        """Print what the thread has to say: where the tracker writes, that it is slow, or that it failed."""
         place, self._place = self._place, ""
         if place:
             self._say(f"{self.name}: {place}")

@@ -1,6 +1,6 @@
-"""The Weights & Biases tracker. It never prompts for a key.
+"""The Weights & Biases tracker. It never asks for a key.
 
-It works online if there is a key or WANDB_MODE requires it. Otherwise it works offline in the run's folder.
+It is online if there is a key or WANDB_MODE says so. Otherwise, it writes to the run's folder.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rlflow.monitoring.reporter import Rows, RunInfo, State
 
 
 class WandB:
-    """Tracks metrics, and samples as a wandb.Table. Raises PlanError if wandb is not installed."""
+    """Tracks metrics, and samples as a wandb.Table. Raises PlanError if wandb isn't installed."""
 
     def __init__(self) -> None:
         self._module = require("wandb", "trackers")
         self._run: Any = None
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Start a run in wandb, and return its URL, or the command that uploads it later."""
+        """Start a run in wandb, and return its URL or the command that uploads it later."""
         mode = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
         # rlflow prints its own progress; the command line may contain secrets
         wandb_settings = self._module.Settings(
@@ -46,7 +46,7 @@ class WandB:
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of a step."""
+        """Write a step's metrics."""
         self._run.log(dict(metrics), step=step)
 
     def table(self, step: int, rows: Rows) -> None:
