@@ -1,6 +1,6 @@
-"""Refuse wrong flags, models and data before the algorithm's file is loaded, which may import torch.
+"""Reject wrong flags, models and data before loading the algorithm's file, which may import torch.
 
-What this module accepts is checked again, and completely, after the file was loaded.
+Everything that passes is checked again, and more thoroughly, once the file is loaded.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rlflow.runs.directory import check_place
 
 
 def check_flags(file: str, values: Mapping[str, Any]) -> None:
-    """Raise PlanError if no flow can run with these flags.
+    """Raise PlanError if no flow could run with these flags.
 
-    ``file``: the algorithm, as the user wrote it. ``values``: flag → value.
+    ``file``: the algorithm as the user wrote it. ``values`` holds the flags by name.
     """
     where = target(file)
     remember(values)
@@ -35,7 +35,7 @@ def check_flags(file: str, values: Mapping[str, Any]) -> None:
     services, others = split_services(values)
     urls = {service.name: "http://127.0.0.1" for service in services}  # ports are chosen later
     values = {name: in_place(value, urls) for name, value in others.items() if name not in ("json", "quiet")}
-    if found is None:  # the names of roles are unknown, and so is the meaning of a name with a dot
+    if found is None:  # without the names of roles, there is no telling what a dotted name means
         config = sort_values({name: value for name, value in values.items() if "." not in name}, ())
     else:
         roles = _roles(found, values)
@@ -55,7 +55,7 @@ def _roles(found: Outline, values: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown(config: RunConfig, roles: list[str], found: Outline) -> Iterator[Problem]:
-    """Yield a problem for each flag without a role that no backend of any role has."""
+    """Yield a problem for each flag without a role that isn't a setting of any role's backends."""
     each = [config.role(name).backends for name in (*roles, "")]
     if any(name not in SHIPPED for backends in each for name in backends.values()):
         return  # only loading a backend of another package tells whether it exists

@@ -1,4 +1,4 @@
-"""The command `rlflow bench`, which compares runs, settings and systems."""
+"""`rlflow bench`: compare runs, settings and systems."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def bench(
     markdown_file: str | None,
     against: str | None = None,
 ) -> int:
-    """Run the missing measurements of a suite, and print the suite's table and verdicts.
+    """Run the measurements of a suite that are still missing, then print its table and verdicts.
 
-    Returns 1 if a cell or a gate failed or the row accounting does not add up, else 0. Raises FlowError and
-    PlanError. ``name``: a suite's name or file. The other arguments are those of `rlflow bench`.
+    Returns 1 if a cell or a gate failed or the row accounting doesn't add up, else 0. ``name``: a suite's
+    name or file. The other arguments are those of `rlflow bench`. Raises FlowError and PlanError.
     """
     seconds = duration(budget) if budget is not None else None
     suite = read_suite(find_suite(name))
@@ -88,9 +88,9 @@ def bench(
 
 
 def run_until_stopped(runner: Runner) -> bool:
-    """Run all remaining measurements. Returns True if none is left, and False if the time budget is used up.
+    """Run all remaining measurements. Returns False if the time budget runs out first.
 
-    After Ctrl-C or another stop signal, raises KeyboardInterrupt with a message on how to continue.
+    Ctrl-C or another stop signal raises KeyboardInterrupt with a message that says how to continue.
     """
     try:
         with ending_at_once():
@@ -102,9 +102,9 @@ def run_until_stopped(runner: Runner) -> bool:
 
 
 def compared(folder: Path) -> dict[str, str]:
-    """Return the key of each cell of the comparison in ``folder``, by the cell's name.
+    """Return the key of each cell in the comparison in ``folder``, by the cell's name.
 
-    Raises PlanError if the folder does not contain a comparison.
+    Raises PlanError if there is no comparison in the folder.
     """
     try:
         return {name: key for key, name in loads(durable.read(folder / CELLS)).items()}
@@ -121,8 +121,8 @@ def compared(folder: Path) -> dict[str, str]:
 def compared_lines(rows: Sequence[Row], folder: Path, names: dict[str, str]) -> Iterator[str]:
     """Yield a line for each cell that compares it with the cell of the same name in ``folder``.
 
-    ``rows``: the cells of this comparison. ``folder``: another comparison. ``names``: the keys of its cells,
-    as ``compared`` returns them.
+    ``rows``: the cells of this comparison. ``names``: the keys of the cells in ``folder``, as ``compared``
+    returns them.
     """
     known = read(folder)
     for one in rows:
@@ -140,9 +140,9 @@ def compared_lines(rows: Sequence[Row], folder: Path, names: dict[str, str]) -> 
 
 
 def trust_folders(folders: Sequence[str]) -> int:
-    """Add comparisons to the history file next to their folders.
+    """Add comparisons to the history file next to their folders. Returns 0.
 
-    Raises PlanError if no folder is given, or if a folder does not contain a comparison.
+    Raises PlanError if no folder is given or one doesn't contain a comparison.
     """
     if not folders:
         raise PlanError.of(
@@ -158,10 +158,10 @@ def trust_folders(folders: Sequence[str]) -> int:
 
 
 def record_lengths(files: Sequence[str], out: str | None) -> int:
-    """Write the lengths of the sampled answers in an evaluation's file to ``out``, for
-    --ROLE.generate.lengths.
+    """Write the lengths of sampled answers to ``out``, a file for --ROLE.generate.lengths. Returns 0.
 
-    Raises PlanError if ``files`` is not one file or ``out`` is None.
+    ``files``: a single file with an evaluation's answers. Raises PlanError if there is more or less than one,
+    or if ``out`` is None.
     """
     if len(files) != 1 or out is None:
         raise PlanError.of(
@@ -179,9 +179,9 @@ def record_lengths(files: Sequence[str], out: str | None) -> int:
 
 
 def made(suite: Suite, folder: Path) -> Path:
-    """Return the folder with the files that a suite's generator script writes.
+    """Return the folder with the files that the suite's generator script writes.
 
-    If the folder does not exist yet, runs the script. Raises PlanError if the script fails.
+    Runs the script if the folder doesn't exist yet, and raises PlanError if it fails.
     """
     place = (folder / "made").absolute()
     if suite.maker is None or place.is_dir():
@@ -202,7 +202,7 @@ def made(suite: Suite, folder: Path) -> Path:
 
 
 def duration(text: str) -> float:
-    """Return the seconds in a string such as 90s, 25m or 1h30m. Raises PlanError for other strings."""
+    """Return the seconds in a string such as 90s, 25m or 1h30m. Raises PlanError for any other string."""
     if not text or not re.fullmatch(r"(\d+(\.\d+)?[smh])+", text):
         raise PlanError.of(
             "budget",

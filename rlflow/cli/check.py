@@ -1,6 +1,6 @@
-"""`rlflow check`, and code that `graph` and `plan` share with it.
+"""`rlflow check`, and what `graph` and `plan` share with it.
 
-The module reads flags without loading a backend or a reward.
+Flags are read without loading backends or rewards.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from rlflow.runs.directory import check_place
 
 
 def check_file(file: str, arguments: Sequence[str]) -> int:
-    """Print every finding on the flow in a file. Returns 2 if a finding is an error, else 0.
+    """Check the flow in a file and print every finding. Returns 2 if any is an error, else 0.
 
-    Raises FlowError and PlanError if the file or the flags cannot be loaded.
+    Raises FlowError and PlanError if the file or the flags can't be loaded.
     """
     report = check_flow(file, arguments)
     for problem in located(report.problems, arguments):
@@ -64,9 +64,9 @@ def check_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def check_flow(file: str, arguments: Sequence[str]) -> Report:
-    """Check the flow in a file with the flags of a run, and return the report.
+    """Check the flow in a file with a run's flags, and return the report.
 
-    Raises FlowError and PlanError if the file or the flags cannot be loaded.
+    Raises FlowError and PlanError if the file or the flags can't be loaded.
     """
     flow = load_flow(file)
     values, unresolved = with_local_models(read_flags(arguments))
@@ -103,10 +103,10 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
 
 
 def with_local_models(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Return the values with folders in place of models on the Hub, and a warning for each unknown model.
+    """Replace models on the Hub with folders. Returns the new values and a warning for each unknown model.
 
-    The folders have configs and tokenizers, and no weights. A run on another machine may have access to a
-    model that this machine cannot fetch. Raises PlanError for an unknown model of a reward.
+    The folders have configs and tokenizers but no weights. An unknown model is only a warning because the run
+    may take place on a machine that can fetch it. Raises PlanError if a reward's model is unknown.
     """
     local, problems = dict(values), []
     for name, value in values.items():
@@ -123,13 +123,13 @@ def with_local_models(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[P
 def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:
     """Return the names of a flow's roles.
 
-    A parameter ``*rewards`` becomes one role for each of ``rewards``.
+    A parameter ``*rewards`` stands for one role for each of ``rewards``.
     """
     return [name for names in role_names(flow, max(len(rewards), 1)).values() for name in names]
 
 
 def read_config(flow: Flow, values: Mapping[str, Any]) -> RunConfig:
-    """Sort the flags of a command into a ``RunConfig``. Raises PlanError for an unknown or invalid flag."""
+    """Sort a command's flags into a ``RunConfig``. Raises PlanError for an unknown or invalid flag."""
     values = packaged_environment(flow.name, values) | dict(values)
     remember(values)
     values = resolve_hub_names(values, flags=("reward",)).local
@@ -143,9 +143,9 @@ def read_config(flow: Flow, values: Mapping[str, Any]) -> RunConfig:
 
 
 def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
-    """Return the flow's settings, in which ``values`` replace defaults; None for a flow without settings.
+    """Return the flow's settings, with defaults overridden by ``values``, or None if it has no settings.
 
-    Raises PlanError for values that the flow does not accept.
+    Raises PlanError for values that the flow doesn't accept.
     """
     hp = flow.parameters.hp
     if hp is None and values:
@@ -165,7 +165,7 @@ def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
 def trace_options(config: RunConfig) -> TraceOptions:
     """Return the options that shape the graph, from ``--reward``, ``--data`` and ``--ROLE.generate.…``.
 
-    Imports no user code. Raises PlanError for a reward that does not exist.
+    None of the user's code is imported. Raises PlanError for a reward that doesn't exist.
     """
     environments = environments_of(config.environments)
     rewards = default_rewards(config.options.reward, environments)
@@ -193,11 +193,12 @@ def trace_options(config: RunConfig) -> TraceOptions:
 def record_fields(
     sources: Sequence[SourceSpec], mapped: Mapping[str, Any], wanted: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the names of the data fields that rewards and environments may read: the fields of the first
-    record of each file, and the fields that ``--data.NAME`` and ``--data.SOURCE.NAME`` map.
+    """Return the names of the data fields that rewards and environments can read.
 
-    ``wanted``: the fields that they read. Data sets on the Hub and dataset folders are not opened, so they
-    count as having these fields. Empty if all data are tasks. Raises PlanError for a missing file.
+    These are the fields in each file's first record, and those mapped by ``--data.NAME`` and
+    ``--data.SOURCE.NAME``. Data sets on the Hub and dataset folders aren't opened; they are assumed to have
+    all fields in ``wanted``, those that rewards and environments read. Empty if all data comes from tasks.
+    Raises PlanError if a file is missing.
     """
     local = [Path(os.path.expanduser(source.path)) for source in sources if hub_data(source.path) is None]
     paths = [path for path in local if path.suffix]
@@ -223,9 +224,9 @@ def record_fields(
 
 
 def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
-    """Return the columns that a reward reads. For a function, these are its required parameters.
+    """Return the columns a reward reads. For a function, these are its required parameters.
 
-    A function's parameters are read from its source text.
+    They are read from the function's source without importing it.
     """
     if reward.kind == "function":
         return reads(reward.path, reward.function).required
@@ -237,10 +238,9 @@ def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
 
 
 def check_names(config: RunConfig, flow: Flow, roles: Sequence[str]) -> None:
-    """Check that the settings of roles exist in the source code of their backends, and that required packages
-    are installed.
+    """Check that backends have the settings given for roles, and that required packages are installed.
 
-    Loads no backend. Raises PlanError for all problems.
+    Backends aren't loaded; only their source is read. Raises a PlanError that lists all problems.
     """
     problems: list[Problem] = []
     known = Known(config.own, tuple(roles), partial(sampling_roles, flow))

@@ -1,4 +1,4 @@
-"""The command `rlflow compare`, which compares recorded runs."""
+"""`rlflow compare`: compare recorded runs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ WIDTH = 100  # columns of charts if the width of the terminal is unknown
 
 
 def compare_runs(names: Sequence[str], metrics: Sequence[str], as_json: bool) -> int:
-    """Print how runs differ in settings and results. Returns 0.
+    """Print how runs differ in settings and results, and return 0.
 
-    Raises PlanError for a folder without a run, for fewer than two runs, and for a metric that no run has.
+    Raises PlanError if a folder isn't a run's, if there are fewer than two runs, or if no run has one of the
+    metrics.
     """
     folders = list(dict.fromkeys(find_run(name).resolve() for name in names))
     if len(folders) < 2:
@@ -49,14 +50,14 @@ def compare_runs(names: Sequence[str], metrics: Sequence[str], as_json: bool) ->
 
 
 def columns() -> int:
-    """Return the width of charts: the width of the terminal, or WIDTH without a terminal."""
+    """Return the width for charts: the terminal's, or WIDTH if there is no terminal."""
     return Console().width if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 0)).columns
 
 
 def graph_differences(runs: Sequence[Recorded]) -> Mapping[str, list[str]]:
-    """Return lines on how each run's graph differs from the first run's graph, by run name.
+    """Return how each run's graph differs from that of the first run, as lines by run name.
 
-    Differences in settings are not listed. Runs with the same graph as the first run are not included.
+    Differences in settings are left out, and so are runs whose graph is the same.
     """
     first, *others = runs
     differences = {}
@@ -70,7 +71,7 @@ def graph_differences(runs: Sequence[Recorded]) -> Mapping[str, list[str]]:
 
 
 def _lines(first: Path, other: Path) -> list[str]:
-    """Return lines on the differences between the graphs of two runs, without differences in settings."""
+    """Return the differences between two runs' graphs as lines, leaving out settings."""
     try:
         return list(map(str, diff(_graph(first), _graph(other), settings=False)))
     except (OSError, PlanError) as error:

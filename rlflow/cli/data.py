@@ -1,4 +1,4 @@
-"""`rlflow data`: print a data set as a model reads it."""
+"""`rlflow data`: print a data set the way a model reads it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rlflow.data.source import open_data
 from rlflow.errors import PlanError, nearest
 from rlflow.monitoring.tables import output, plain
 
-IDS = 32  # token ids that are shown from the beginning of a string, and also from its end
+IDS = 32  # how many token ids are shown at each end of a string
 
 
 def show_data(file: str, arguments: Sequence[str]) -> int:
-    """Print how the records of a file, folder or task become prompts, and return the exit code.
+    """Print how records of a file, folder or task become prompts, and return the exit code.
 
-    ``arguments``: the command's flags, which may name further sources with --data. Raises PlanError.
+    ``arguments``: the command's flags, which can add more sources with --data. Raises PlanError.
     """
     flags = parse_flags(arguments)
     sources = parse_sources((file, *flags.pop("data", ())))
@@ -65,13 +65,13 @@ def show_data(file: str, arguments: Sequence[str]) -> int:
 
 
 def tokenizer_folder(model: str) -> Path:
-    """Return the folder that ``--model`` names. For a name on the Hub, fetches config and tokenizer."""
+    """Return the folder given by ``--model``. For a name on the Hub, fetches the config and tokenizer."""
     name = hub_model(os.path.expanduser(model))
     return hub.described_model(hub.pinned(name)) if name else Path(os.path.expanduser(model))
 
 
 def _opened(source: SourceSpec, folder: str | None, settings: Mapping[str, Any]) -> Dataset:
-    """Open a source as a run of the model in ``folder`` opens it."""
+    """Open a source the way a run of the model in ``folder`` would."""
     data = open_data(
         source.path, tokenizer=folder, bad="skip", completions=True, **data_settings(settings, ())
     )
@@ -84,7 +84,7 @@ def _opened(source: SourceSpec, folder: str | None, settings: Mapping[str, Any])
 
 
 def lines(preview: Preview) -> Iterator[str]:
-    """Yield the lines that `rlflow data` prints for one source."""
+    """Yield the lines that `rlflow data` prints about a source."""
     yield f"{preview.name}: {preview.records} usable records, {preview.shape}"
     yield from (f"  {name:<12} read from the field '{field}'" for name, field in preview.fields.items())
     if preview.splits:

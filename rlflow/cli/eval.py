@@ -1,4 +1,4 @@
-"""`rlflow eval`: the accuracy of a model folder, or of a run's checkpoint, on held-out prompts."""
+"""`rlflow eval`: measure the accuracy of a model folder or a run's checkpoint on held-out prompts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(what: str, arguments: Sequence[str], checkpoint: int | None, out: str, trust: bool) -> int:
-    """Evaluate a model folder, a run, or one checkpoint of a run, and return the exit code.
+    """Evaluate a model folder, a run or one of its checkpoints, and return the exit code.
 
     ``arguments``: the command's flags. Raises PlanError and StageError.
     """
@@ -83,7 +83,7 @@ def _after(iteration: int | None) -> str:
 
 
 def table(evaluated: Evaluated) -> Table:
-    """Return a table with a line for each measured value."""
+    """Return a table with a row for each measured value."""
     from rlflow.runs.evaluate import shown
 
     lines = Table("held-out accuracy", "", box=None, padding=(0, 2, 0, 0))

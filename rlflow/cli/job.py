@@ -1,4 +1,4 @@
-"""The command `rlflow job`, which prints how to start a run on a cluster."""
+"""`rlflow job`: print how to start a run on a cluster."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ FORMS = {"skypilot": job_group, "kuberay": ray_job, "ray": submission, "slurm": 
 
 
 def print_job(file: str, arguments: Sequence[str]) -> int:
-    """Print the job file or command that starts a file's run on a cluster.
+    """Print the job file or command that starts a file's run on a cluster, and return 0.
 
-    Raises PlanError if the run cannot be started there.
+    Raises PlanError if the run can't be started there.
     """
     kind, target = target_of(file, read_flags(arguments))
     for line in target.warnings:
         print(line, file=sys.stderr)
     sys.stdout.flush()
-    # does not use the streams of `rlflow.monitoring.secrets`, which would mask the names of secrets
+    # bypasses the streams guarded by `rlflow.monitoring.secrets`, which would mask the names of secrets
     sys.stdout.buffer.write(FORMS[kind](target).encode())
     sys.stdout.buffer.flush()
     return 0

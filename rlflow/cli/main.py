@@ -1,6 +1,6 @@
-"""`rlflow` and its commands. An error becomes a message and an exit code.
+"""`rlflow` and its commands. Errors become a message and an exit code.
 
-rlflow's own errors show no traceback.
+rlflow's own errors are shown without a traceback.
 """
 
 from __future__ import annotations
@@ -442,9 +442,9 @@ def exit_code(words: list[str]) -> int:
 
 
 def run_command(words: list[str]) -> int:
-    """Run the command and return its exit code. Masks secrets in all printed text.
+    """Run a command and return its exit code, with secrets masked in everything it prints.
 
-    typer's own `main` is not used, because it drops the message of a stopped run.
+    This doesn't use typer's own `main`, which would drop the message of a stopped run.
     """
     command = typer.main.get_command(app)
     guard(sys.stdout, sys.stderr)
@@ -457,25 +457,25 @@ def run_command(words: list[str]) -> int:
 
 
 def discard_output() -> int:
-    """Discard all further output after the reader of standard output is gone. Returns the exit code 1."""
+    """Discard all further output because nobody reads standard output any more. Returns 1, the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
 
 def share_cores() -> None:
-    """Let waiting OpenMP threads sleep after a few hundred microseconds. Call this before torch is imported.
+    """Make idle OpenMP threads sleep after a few hundred microseconds. Call this before torch is imported.
 
-    By default, libgomp's threads spin for milliseconds. If other processes, such as the run's rewards, need
-    the same cores, the run would nearly stop.
+    libgomp's threads spin for milliseconds by default. If other processes, such as the run's rewards, need
+    the same cores, the run would nearly come to a halt.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def leave(code: int) -> None:
-    """Exit the process at once with this code.
+    """Exit the process immediately with this code.
 
-    After a failure, a stage may still be running in a thread that cannot be stopped. A normal exit would wait
-    for that thread or abort.
+    After a failure, a stage may still be running in a thread that can't be stopped. A normal exit would wait
+    for it or abort.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -488,7 +488,7 @@ def leave(code: int) -> None:
 
 
 def _report_problems(error: FlowError | PlanError, words: list[str]) -> int:
-    """Print an error with the lines of the ``--config`` file, and return 2."""
+    """Print an error, with lines of the ``--config`` file where they apply, and return 2."""
     from rlflow.config.config_file import located
 
     error.problems = located(error.problems, words)
@@ -501,9 +501,7 @@ def _report_error(error: BaseException, code: int) -> int:
 
 
 def _file_problem(error: OSError) -> PlanError:
-    """Return the error for a file operation that the operating system refused, such as a write to a full
-    disk.
-    """
+    """Return the error for a file operation that the system refused, such as writing to a full disk."""
     what = error.strerror or str(error)
     return PlanError.of(
         "system",
@@ -516,7 +514,7 @@ def _file_problem(error: OSError) -> PlanError:
 def _report_usage(error: Exception) -> int:
     """Print click's error about the command line, and return 2.
 
-    Raises any other error again, since it is a defect of rlflow and needs its traceback.
+    Any other error is raised again, because it is a bug in rlflow and needs its traceback.
     """
     show = getattr(error, "show", None)
     if show is None:

@@ -1,7 +1,7 @@
 """`rlflow new` and `rlflow import`.
 
-`rlflow new` writes a file to start an algorithm from. `rlflow import` writes a configuration file from
-another project's settings.
+`rlflow new` writes a file to start an algorithm from, and `rlflow import` turns another project's settings
+into a configuration file.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def {name}(prompts, actor, reward, hp=Settings()):
 
 
 def write_new(target: Path, source: str | None = None) -> int:
-    """Write the file ``target``: a template, or a copy of rlflow's algorithm ``source``. Returns 0.
+    """Write a template, or a copy of rlflow's algorithm ``source``, to the file ``target``. Returns 0.
 
-    Raises PlanError if the file exists or cannot be written, if its name is not a Python name, or if there is
-    no such algorithm.
+    Raises PlanError if the file exists or can't be written, if its name isn't a valid Python name, or if
+    there is no such algorithm.
     """
     path = target if target.suffix == ".py" else target.with_name(target.name + ".py")
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
@@ -91,7 +91,7 @@ def write_new(target: Path, source: str | None = None) -> int:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a new file. Raises PlanError if the file exists or cannot be written."""
+    """Write a new file. Raises PlanError if it exists or can't be written."""
     try:
         with path.open("x") as file:
             file.write(text)
@@ -108,7 +108,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def exists(path: Path) -> PlanError:
-    """Return the error for a new file whose path is not free."""
+    """Return the error for a file that already exists."""
     return PlanError.of(
         "new-exists",
         f"'{path}' already exists",
@@ -119,8 +119,7 @@ def exists(path: Path) -> PlanError:
 
 
 def copied(source: str, name: str) -> str:
-    """Return the text of rlflow's algorithm ``source``, with its flow and settings class renamed after
-    ``name``.
+    """Return the source of rlflow's algorithm ``source``, with its flow and settings renamed after ``name``.
 
     Raises PlanError if there is no such algorithm, or if its file already uses the new name for something
     else.
@@ -155,7 +154,7 @@ def copied(source: str, name: str) -> str:
 
 
 def _flow_of(tree: ast.Module) -> ast.FunctionDef:
-    """Return the module's function that has the flow decorator."""
+    """Return the module's function with the flow decorator."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return next(
         node
@@ -165,7 +164,7 @@ def _flow_of(tree: ast.Module) -> ast.FunctionDef:
 
 
 def _settings_of(flow: ast.FunctionDef) -> list[str]:
-    """Return the class of a flow's default settings as [name]; an empty list for a flow without settings."""
+    """Return [name of the class of a flow's default settings], or [] if it has no settings."""
     defaults = (*flow.args.defaults, *flow.args.kw_defaults)
     return [
         default.func.id
@@ -175,16 +174,16 @@ def _settings_of(flow: ast.FunctionDef) -> list[str]:
 
 
 def _class_name(name: str) -> str:
-    """Return the class name for the settings of a flow: ``my_own`` gives ``MyOwn``.
+    """Return the name for the settings class of a flow: ``my_own`` becomes ``MyOwn``.
 
-    If this equals the flow's name, ``Settings`` is appended.
+    If that is also the flow's name, ``Settings`` is added.
     """
     words = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
     return words if words and words != name else f"{name}Settings"
 
 
 def _code(text: str) -> str:
-    """Return all names in a file's code as one text. Names in comments and strings are not included."""
+    """Return all names in a file's code in one string, without those in comments and strings."""
     words = (
         getattr(node, field, None)
         for node in ast.walk(ast.parse(text))
@@ -194,7 +193,7 @@ def _code(text: str) -> str:
 
 
 def _renamed(text: str, renames: dict[str, str]) -> str:
-    """Replace names in a file's code, and return the text. Comments and docstrings stay unchanged."""
+    """Return the text with names in its code replaced. Comments and docstrings stay the same."""
     lines = text.splitlines(keepends=True)
     places = []
     for node in ast.walk(ast.parse(text)):
@@ -218,11 +217,10 @@ LONGEST = 1 << 20  # maximum size of a file in bytes
 
 
 def import_settings(project: str, file: Path, out: Path) -> int:
-    """Write a configuration file from another project's script or configuration, and report the result for
-    each key.
+    """Turn another project's script or configuration into a configuration file, and report on every key.
 
-    A key that changes the mathematics and has no counterpart becomes a comment in the file, with a warning.
-    Writes nothing and raises PlanError if a value cannot be read, or if rlflow has no such algorithm.
+    A key that changes the mathematics but has no counterpart becomes a comment in the file, with a warning.
+    If a value can't be read or rlflow has no such algorithm, raises PlanError and writes nothing.
     """
     from rlflow.cli.importers import openrlhf, trl, verl
 
@@ -251,7 +249,7 @@ def import_settings(project: str, file: Path, out: Path) -> int:
 
 
 def _check_out(file: Path, out: Path) -> None:
-    """Raise PlanError if ``out`` is the input file, or exists and is not a regular file."""
+    """Raise PlanError if ``out`` is the input file, or exists but isn't a regular file."""
     if out.exists() and (not out.is_file() or (file.exists() and out.samefile(file))):
         found = "the input file" if out.is_file() else "not a regular file"
         raise PlanError.of(
@@ -266,7 +264,7 @@ def _check_out(file: Path, out: Path) -> None:
 def _text(file: Path) -> str:
     """Return the text of a file.
 
-    Raises PlanError if it is not a readable regular file of at most LONGEST bytes.
+    Raises PlanError unless it is a readable regular file of at most LONGEST bytes.
     """
     expected = f"a script of at most {LONGEST >> 20} MiB; for verl and TRL also a .yaml"
     try:

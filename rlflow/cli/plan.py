@@ -1,4 +1,4 @@
-"""The commands `rlflow plan`, `rlflow graph` and `rlflow diff`, which print plans and graphs."""
+"""`rlflow plan`, `rlflow graph` and `rlflow diff`: print plans and graphs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRANSPORTS = {
 def plan_file(file: str, arguments: Sequence[str]) -> int:
     """Print the plan of a file's run, and return the exit code.
 
-    Raises FlowError and PlanError for an invalid flow, flag or placement.
+    Raises FlowError and PlanError if the flow, a flag or the placement is invalid.
     """
     flow, values = load_flow(file), read_flags(arguments)
     as_json = bool(values.pop("json", False))
@@ -57,9 +57,9 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def options_of(config: RunConfig) -> TraceOptions:
-    """Return the options that shape the graph, as `check` reads them from the flags.
+    """Return the options that shape the graph, as `check` reads them from flags.
 
-    If the null backend makes up the scores, rewards read no columns.
+    If the null backend makes up the scores, rewards don't read any columns.
     """
     options = trace_options(config)
     return (
@@ -70,7 +70,7 @@ def options_of(config: RunConfig) -> TraceOptions:
 
 
 def printed(explanation: Explanation) -> Iterator[RenderableType]:
-    """Yield the text of `rlflow plan`, section by section."""
+    """Yield the output of `rlflow plan`, section by section."""
     pools = explanation.placement.pools if explanation.placement else {}
     where = (
         "pools " + ", ".join(f"{pool} ({ranks} rank{'s' * (ranks > 1)})" for pool, ranks in pools.items())
@@ -110,16 +110,16 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def services(declared: Sequence[Service]) -> Iterator[str]:
-    """Yield a line for each service of the run."""
+    """Yield a line about each of the run's services."""
     for each in declared:
         gpus = f", {each.gpus} GPU{'s' * (each.gpus > 1)}" if each.gpus else ""
         yield f"{each.name}: {each.run}" + (", not started by this run" if each.external else gpus)
 
 
 def shared_devices(explanation: Explanation) -> Iterator[str]:
-    """Yield a line for each set of devices that several pools share.
+    """Yield a line for each set of devices shared by several pools.
 
-    The line has the share of each pool, the unused share, and the nodes that overlap.
+    It shows each pool's share, what is left unused, and which nodes overlap.
     """
     for entry in devices(explanation.placement) if explanation.placement else ():
         shares = ", ".join(f"{part:g} by {pool}" for pool, part in entry["parts"].items())
@@ -136,7 +136,7 @@ def shared_devices(explanation: Explanation) -> Iterator[str]:
 
 
 def environments(explanation: Explanation) -> Iterator[str]:
-    """Yield a line for each generate call that runs in an environment."""
+    """Yield a line for each `generate` call that uses an environment."""
     for node in used_nodes(explanation.graph):
         if isinstance(node.settings, GenerateOptions) and node.settings.environment:
             yield (
@@ -154,7 +154,7 @@ def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableT
 
 
 def table(*heads: str, right: Iterable[str] = ()) -> Table:
-    """Return an empty table with these column heads. The columns named in ``right`` are right-aligned."""
+    """Return an empty table with these headings. The columns named in ``right`` are right-aligned."""
     rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, head in enumerate(heads):
         rows.add_column(
@@ -164,7 +164,7 @@ def table(*heads: str, right: Iterable[str] = ()) -> Table:
 
 
 def evaluation(explanation: Explanation) -> Iterator[RenderableType]:
-    """Yield a table of the nodes in the flow's own evaluation."""
+    """Yield a table of the nodes of the flow's own evaluation."""
     rows = table("wave", "node", *(("pool",) if explanation.placement else ()), "dispatch", "queue")
     for step in explanation.evaluation:
         rows.add_row(
@@ -184,7 +184,7 @@ def evaluation(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def nodes(explanation: Explanation) -> Iterator[RenderableType]:
-    """Yield a table of the nodes, in a possible order of execution."""
+    """Yield a table of the nodes, in an order in which they could run."""
     rows = table(
         "wave",
         "node",
@@ -211,9 +211,9 @@ def nodes(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def lineage(explanation: Explanation) -> Iterator[str]:
-    """Yield a line with the number of rows of each node.
+    """Yield a line with the number of rows for each node.
 
-    Yields nothing unless the flow makes follow-up prompts, or chooses or joins rows.
+    Only flows that make follow-up prompts, or choose or join rows, have such lines.
     """
     for each in explanation.lineage:
         groups = f" in {each.groups} groups" if each.groups < each.rows else ""
@@ -226,8 +226,8 @@ def lineage(explanation: Explanation) -> Iterator[str]:
 def columns(explanation: Explanation) -> Iterator[RenderableType]:
     """Yield a table of columns.
 
-    With pools, it lists the columns that move between ranks. In one process, it lists all columns that nodes
-    read.
+    On pools, these are the columns that move between ranks. In a single process, they are all the columns
+    that nodes read.
     """
     rows = table(
         "columns",
@@ -252,14 +252,14 @@ def columns(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def sums(explanation: Explanation) -> Iterator[str]:
-    """Yield a line with the bytes that an iteration reads, moves between ranks, and records."""
+    """Yield a line with the bytes that an iteration reads, moves between ranks and records."""
     read = decimal(sum(edge.bytes for edge in explanation.edges))
     moved = f", {decimal(explanation.moved)} move between ranks" if explanation.placement else ""
     yield f"in all: nodes read {read}{moved}, the run's records read {decimal(explanation.recorded)}"
 
 
 def weights(explanation: Explanation) -> Iterator[str]:
-    """Yield lines on each weight transfer from a trainer to its generator."""
+    """Yield lines about each transfer of weights from a trainer to its generator."""
     for each in explanation.weights:
         size = "" if each.bytes is None else f": {decimal(each.bytes)} over all ranks"
         most = "" if each.each is None else f", at most {decimal(each.each)} to one rank, the least possible"
@@ -280,9 +280,9 @@ def weights(explanation: Explanation) -> Iterator[str]:
 
 
 def together(explanation: Explanation) -> Iterator[str]:
-    """Yield lines for each node on how it relates to later nodes in the program.
+    """Yield lines about how each node relates to the nodes after it.
 
-    One line lists the nodes that may run at the same time. Another line lists the nodes that share its queue.
+    One line lists those that may run at the same time, another those that share its queue.
     """
     for name in dict.fromkeys(pair.first for pair in explanation.pairs):
         own = [pair for pair in explanation.pairs if pair.first == name]
@@ -297,7 +297,7 @@ def together(explanation: Explanation) -> Iterator[str]:
 
 
 def memory(entries: Sequence[MemoryItem]) -> Table:
-    """Return a table of the memory on each pool's ranks, by role."""
+    """Return a table of the memory used on the ranks of each pool, by role."""
     rows = table("pool", "role", "holds", "bytes", right=("bytes",))
     for pool in dict.fromkeys(item.pool for item in entries):
         own = [item for item in entries if item.pool == pool]
@@ -312,7 +312,10 @@ def memory(entries: Sequence[MemoryItem]) -> Table:
 
 
 def moves(explanation: Explanation) -> Iterator[str]:
-    """If memory is limited, yield lines on the model parts that are offloaded or loaded before each node."""
+    """Yield lines about the parts of models that are offloaded or loaded before each node.
+
+    There are none if memory isn't limited.
+    """
     for schedule in explanation.residency:
         for step in dict.fromkeys(move.before for move in schedule.moves):
             own = [move for move in schedule.moves if move.before == step]
@@ -331,7 +334,7 @@ def moves(explanation: Explanation) -> Iterator[str]:
 
 
 def commits(explanation: Explanation) -> Iterator[str]:
-    """If the sizes are known, yield lines on in-memory checkpoints."""
+    """Yield lines about in-memory checkpoints, if their sizes are known."""
     sizes, every = (explanation.commits.bytes, explanation.commits.every) if explanation.commits else ({}, 0)
     known = [size for size in sizes.values() if size is not None]
     if known:
@@ -344,12 +347,12 @@ def commits(explanation: Explanation) -> Iterator[str]:
 
 
 def amount(size: int | None) -> str:
-    """Return a size as text; "not known" for None."""
+    """Format a size. None gives "not known"."""
     return "not known" if size is None else decimal(size)
 
 
 def total(parts: Sequence[MemoryItem]) -> str:
-    """Return the sum of the known sizes as text, followed by "and more" if some sizes are unknown."""
+    """Format the sum of the known sizes, followed by "and more" if some aren't known."""
     known = [item.bytes for item in parts if item.bytes is not None]
     return (decimal(sum(known)) if known else "not known") + (
         " and more" if known and len(known) < len(parts) else ""
@@ -357,17 +360,13 @@ def total(parts: Sequence[MemoryItem]) -> str:
 
 
 def packed(explanation: Explanation) -> Iterator[str]:
-    """Yield a line for each forward pass or update that runs a prompt shared by several rows through the
-    model only once.
-    """
+    """Yield a line for each pass or update that computes a prompt only once for all rows that share it."""
     for each in explanation.packed:
         yield f"{each.node}: {each.computed:,} of {each.tokens:,}, as each prompt is computed once ({each.computed / each.tokens:.0%})"
 
 
 def times(explanation: Explanation) -> Iterator[str]:
-    """Yield lines on the duration of an iteration, in units of the default costs, and on what
-    determines it.
-    """
+    """Yield lines about how long an iteration takes, in units of the default costs, and why."""
     time = explanation.time
     yield f"an iteration takes {time.makespan:g}; the lower bound of any schedule is {time.bound:g}"
     yield "decided by " + ", ".join(time.decided_by)
@@ -375,7 +374,7 @@ def times(explanation: Explanation) -> Iterator[str]:
 
 
 def assumptions(explanation: Explanation) -> Iterator[str]:
-    """Yield lines on what the plan assumes about the data and the run."""
+    """Yield lines about what the plan assumes about the data and the run."""
     long = (
         "all of their max_tokens"
         if any(step.op == "generate" for step in explanation.steps)
@@ -400,9 +399,9 @@ def assumptions(explanation: Explanation) -> Iterator[str]:
 
 
 def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
-    """Print the graph of a file's flow in the format ``format``.
+    """Print the graph of a file's flow in the format ``format``, and return 0.
 
-    Returns 0. Raises FlowError and PlanError.
+    Raises FlowError and PlanError.
     """
     if format not in FORMATS:
         raise PlanError.of(
@@ -421,7 +420,7 @@ def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
 
 
 def print_diff(first: str, second: str) -> int:
-    """Print the differences between the graphs of two files. Returns 0 if there are none, else 1.
+    """Print how the graphs of two files differ. Returns 1 if they do, else 0.
 
     Raises FlowError.
     """

@@ -1,6 +1,4 @@
-"""`rlflow prove`: test on a few rows, before the first iteration, whether a run would learn from
-its rewards.
-"""
+"""`rlflow prove`: test on a few rows, before a run, whether it would learn from its rewards."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def prove_file(file: str, arguments: Sequence[str]) -> int:
-    """Print each claim about a run with its verdict. Returns 2 if a claim is falsified, else 0.
+    """Print each claim about a run with its verdict. Returns 2 if any is falsified, else 0.
 
     ``arguments``: the flags of `run`. Raises FlowError, PlanError and StageError.
     """
@@ -51,9 +49,9 @@ def prove_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def split_plans(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (flags of each ``--as``, other arguments).
+    """Return (the flags of each ``--as``, all other arguments).
 
-    Raises PlanError unless ``--as`` is given twice or not at all.
+    Raises PlanError unless ``--as`` is given exactly twice or not at all.
     """
     plans, rest, words = [], [], list(arguments)
     while words:
@@ -76,10 +74,10 @@ def split_plans(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) -> int:
-    """Run a file under two plans, and print where their results first differ.
+    """Run a file under two plans, and print where the results first differ.
 
-    Returns 2 if the results differ by more than rounding error, else 0. ``plans``: the flags of each plan.
-    ``values``: the flags that both have.
+    Returns 2 if they differ by more than rounding, else 0. ``plans``: the flags of each plan. ``values``: the
+    flags that both share.
     """
     from rlflow.runs.preview import compared
 
@@ -94,8 +92,8 @@ def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) ->
 def whole(context: RunContext) -> Iterator[Claim]:
     """Yield all claims about a prepared run.
 
-    If a stage does not accept synthetic scores, yields only the claims that need the run's own scores. Raises
-    StageError if the stage also fails on these scores.
+    If a stage doesn't accept made-up scores, only claims that use the run's own scores are yielded. Raises
+    StageError if the stage fails on those, too.
     """
     from rlflow.runs.proof.proving import dry_runs, unfinished
     from rlflow.runs.proof.reward_claims import reward_claims

@@ -1,6 +1,6 @@
 """`rlflow new NAME --recipe RECIPE`: copy a configuration file from ``examples/recipes``.
 
-A recipe is a TOML file. If it has a reward of its own, a Python file with the same name is next to it.
+A recipe is a TOML file. If it needs its own reward, there is a Python file of the same name next to it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from pathlib import Path
 from rlflow.cli.new import exists, write_file
 from rlflow.errors import PlanError, listed, nearest
 
-FOLDER = "examples/recipes/"  # how the recipes name their own files
+FOLDER = "examples/recipes/"  # the path by which recipes refer to their own files
 
 
 def recipes() -> dict[str, Path]:
-    """Return name → file of each recipe, sorted by name."""
+    """Return the file of each recipe, by name, sorted."""
     from rlflow import recipes as shipped
 
     return {path.stem: path for path in sorted(Path(shipped.__path__[0]).glob("*.toml"))}
 
 
 def purposes() -> dict[str, str]:
-    """Return name → purpose of each recipe, which is the beginning of its first line."""
+    """Return the purpose of each recipe, by name. It is the beginning of the recipe's first line."""
     return {
         name: path.read_text("utf-8").partition(": ")[0].removeprefix("# ")
         for name, path in recipes().items()
@@ -30,9 +30,10 @@ def purposes() -> dict[str, str]:
 
 
 def write_recipe(target: Path, name: str) -> int:
-    """Copy the recipe ``name`` to the file ``target``, and its reward next to it. Returns 0.
+    """Copy the recipe ``name`` to the file ``target``, along with its reward if it has one. Returns 0.
 
-    Raises PlanError for an unknown recipe or an unsuitable name, and if a file exists or cannot be written.
+    Raises PlanError if the recipe is unknown, the target's name is unsuitable, or a file exists or can't be
+    written.
     """
     known = recipes()
     if name not in known:

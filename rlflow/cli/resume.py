@@ -1,4 +1,4 @@
-"""The commands `rlflow resume` and `rlflow export`, which continue a run and export its models."""
+"""`rlflow resume` and `rlflow export`: continue a run, and export its models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlflow.errors import listed, printable
 
 
 def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = False) -> int:
-    """Continue a run, or start a new run from it if ``fork`` is True. Returns the exit code.
+    """Continue a run or, with ``fork``, start a new run from it. Returns the exit code.
 
     Raises PlanError, RunHeld and StageError.
     """
@@ -28,15 +28,15 @@ def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = Fal
 
 
 def export_model(run: str, out: str, role: str | None) -> int:
-    """Write a run's newest intact checkpoint as a plain Hugging Face folder, and return the exit code.
+    """Export a run's newest intact checkpoint as a plain Hugging Face folder, and return the exit code.
 
-    ``role``: the model to export, if the run trains several.
+    ``role``: which model to export, if the run trains several.
     """
     from rlflow.checkpoints.export import export
     from rlflow.checkpoints.file_names import MANIFEST
     from rlflow.monitoring.history import find_run
 
-    source = Path(run)  # the folder of a single checkpoint is accepted too
+    source = Path(run)  # can also be the folder of a single checkpoint
     loaded = export(source if (source / MANIFEST).is_file() else find_run(run), Path(out), role)
     for path, reason in loaded.rejected:
         print(f"{path.name} is damaged and is not used: {reason}")

@@ -1,4 +1,4 @@
-"""The command `rlflow run`, which trains with an algorithm."""
+"""`rlflow run`: train with an algorithm."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 
 def run_file(file: str, arguments: Sequence[str], general_help: Callable[[], str]) -> int:
-    """Run the flow in a file, and return the exit code. Raises FlowError, PlanError and StageError.
+    """Run the flow in a file, and return the exit code.
 
-    ``general_help``: returns the help that is printed if no file is given.
+    ``general_help`` returns the help to print if there is no file. Raises FlowError, PlanError and
+    StageError.
     """
     wants_help = "--help" in arguments or file == "--help"
     if not file or file.startswith("-"):
@@ -74,7 +75,7 @@ def _run(flow: Flow, values: dict[str, Any]) -> int:
 
 
 def packaged_note(flow: str, used: Mapping[str, Any]) -> str:
-    """Return one line on the packaged task of a flow: its data and its model. ``used``: all values of the run."""
+    """Return a line about a flow's packaged task: its data and model. ``used``: all of the run's values."""
     from rlflow.config.packaged import packaged
 
     return (
@@ -85,8 +86,7 @@ def packaged_note(flow: str, used: Mapping[str, Any]) -> str:
 
 
 def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
-    """Print the summary of a finished run, and return the exit code: 1 if something could not be saved, else
-    0.
+    """Print the summary of a finished run. Returns 1 if something couldn't be saved, else 0.
 
     With ``as_json``, also prints the results as JSON.
     """
@@ -99,9 +99,7 @@ def report(result: RunResult, reporter: Reporter, as_json: bool) -> int:
 
 
 def help_text(file: str, flow: Flow) -> str:
-    """Return the text of `rlflow run FILE --help`: each flag of the flow with its type, default and
-    purpose.
-    """
+    """Return the output of `rlflow run FILE --help`: every flag with its type, default and purpose."""
     from rlflow.config.packaged import packaged
 
     about = flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or ""
@@ -193,8 +191,8 @@ def _described(
 ) -> list[str]:
     """Return a help line for each flag of a settings class.
 
-    ``prefix``: put before each flag's name. ``values``: the defaults, if they differ from those of the class.
-    ``packaged_values``: the values that the packaged task sets.
+    ``prefix`` is added in front of each flag's name. ``values``: the defaults, if they differ from those of
+    the class. ``packaged_values``: the values set by the packaged task.
     """
     lines = []
     for entry in fields(settings).values():

@@ -1,4 +1,4 @@
-"""The command `rlflow serve`, which runs servers for passages, rewards and code."""
+"""`rlflow serve`: run servers for passages, rewards and code."""
 
 from __future__ import annotations
 

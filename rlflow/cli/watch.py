@@ -1,4 +1,4 @@
-"""The commands that display runs: `rlflow runs`, `show`, `explain` and `watch`. Also `rlflow doctor`."""
+"""The commands that display runs (`rlflow runs`, `show`, `explain` and `watch`), and `rlflow doctor`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from rlflow.monitoring.tables import output, plain, story
 
 
 def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_json: bool = False) -> int:
-    """Print a table of the runs in a folder, and return 0.
+    """Print a table of the runs in the folder ``text``, and return 0.
 
-    ``text``: the folder. ``where``: conditions that all listed runs meet. ``sort``: the setting or metric to
-    sort by. Raises PlanError for a missing folder, an unknown name or an invalid condition.
+    ``sort``: the setting or metric to sort by. ``where``: conditions that a run must meet to be listed.
+    Raises PlanError if the folder is missing, a name is unknown or a condition is invalid.
     """
     conditions = [condition(each) for each in where]
     base = Path(text)
@@ -65,7 +65,7 @@ def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_js
 
 
 def show_run(text: str) -> int:
-    """Print the summary of a run, and return 0. ``text``: the run's folder or name.
+    """Print the summary of a run, given its folder or name, and return 0.
 
     Raises PlanError if there is no such run.
     """
@@ -100,19 +100,16 @@ def watch_run(text: str, once: bool) -> int:
 
 
 def print_doctor() -> int:
-    """Print what is installed, whether it can be used, and which processes listen on the network.
-
-    Returns 0.
-    """
+    """Print what is installed, whether it works, and which processes listen on the network. Returns 0."""
     for title, lines in sections():
         output([plain(f"{title}"), *(plain(f"  {line}") for line in lines)])
     return 0
 
 
 def explain_run(text: str, wants_json: bool) -> int:
-    """Print why a run learns little, and what limited its speed.
+    """Print why a run learns little and what limited its speed, and return 0.
 
-    Returns 0. ``text``: the run's folder or name. Raises PlanError if there is no such run.
+    ``text``: the run's folder or name. Raises PlanError if there is no such run.
     """
     folder = find_run(text)
     if wants_json:
