@@ -39,11 +39,11 @@ def asking(
     config: RunConfig,
     environments: Mapping[str, EnvironmentSpec] = MappingProxyType({}),
 ) -> Asking:
-    """Return functions to encode follow-up prompts and environment messages, and to parse tool calls.
+    """Return the functions that encode follow-up prompts and environment messages and parse tool calls.
 
-    Follow-up prompts get the same system message and chat format as the data's prompts, but not the data's
-    prompt template (``--data.template``). If a role has an environment with tools, its prompts describe these
-    tools. Raises PlanError if roles with different tokenizers answer the same follow-up prompts.
+    Follow-up prompts use the same system message and chat format as prompts from the data, but not
+    ``--data.template``. If a role's environment has tools, its prompts describe them. Raises PlanError if
+    roles with different tokenizers answer the same follow-up prompts.
     """
     environment = by_role(environments, graph)
     tools = {role: spec for role, spec in environment.items() if spec.tools}
@@ -67,7 +67,7 @@ def asking(
 
 
 class _Encoders:
-    """Encodes and decodes strings for roles, each with its own tokenizer. Methods are as in ``Asking``."""
+    """Encodes and decodes text for roles, each with its own tokenizer. See ``Asking`` for the methods."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class _Encoders:
         self._made: dict[tuple[Path | None, str], tuple[Encoder, Wording]] = {}
 
     def of(self, names: tuple[str, ...]) -> tuple[Encoder, Wording]:
-        """Return the encoder of the roles, and the form of their prompts. Raises PlanError."""
+        """Return the encoder for these roles and the wording of their prompts. Raises PlanError."""
         folder = next(
             (own for name in names if (own := self._folders.get(name)) is not None),
             self._default,
@@ -132,7 +132,7 @@ class _Encoders:
 
 
 def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence[Asked]) -> None:
-    """Raise PlanError if follow-up prompts are chat messages and the tokenizer has no chat template."""
+    """Raise PlanError if follow-up prompts are chat messages but the tokenizer has no chat template."""
     messages = next((text for text in texts if not isinstance(text, str)), None)
     if messages is not None and isinstance(tokenizer, TokenizerEncoder) and not tokenizer.chats:
         raise PlanError.of(
@@ -147,7 +147,7 @@ def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence
 def _alike(names: Sequence[str], folders: Mapping[str, Path | None]) -> None:
     """Raise PlanError if the roles in ``names`` have different tokenizers.
 
-    ``folders``: the roles' model folders.
+    ``folders``: the model folder of each role.
     """
     known = {name: _digest(folder) for name in names if (folder := folders.get(name)) is not None}
     if len(set(known.values())) > 1:

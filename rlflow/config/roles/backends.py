@@ -14,8 +14,7 @@ from rlflow.errors import PlanError
 def backend(name: str) -> Any:
     """Import a backend and return its module.
 
-    ``name``: a backend that comes with rlflow, or a dotted module name. Raises PlanError if the module does
-    not exist.
+    ``name``: one of rlflow's backends, or a dotted module name. Raises PlanError if there is no such module.
     """
     module = module_name(name)
     try:
@@ -27,7 +26,7 @@ def backend(name: str) -> Any:
 
 
 def disable_tf32(device: str, dtype: str) -> None:
-    """In a float32 run on a GPU, disable TF32, which keeps only ten mantissa bits of each factor.
+    """Disable TF32 for float32 runs on a GPU, because it keeps only ten mantissa bits of each factor.
 
     This overrides environment variables and library settings.
     """
@@ -36,14 +35,12 @@ def disable_tf32(device: str, dtype: str) -> None:
 
 
 def numbers(dtype: str) -> torch.dtype:
-    """Return the dtype of values outside the models, such as scores: float64 in a float64 run, otherwise
-    float32.
-    """
+    """Return the dtype of values outside models, such as scores: float64 in a float64 run, else float32."""
     return torch.float64 if dtype == "float64" else torch.float32
 
 
 def device_of(name: str) -> str:
-    """Return the device of a run: "cuda" or "cpu". The name "auto" means "cuda" if there is a GPU.
+    """Return the device of a run, "cuda" or "cpu". "auto" becomes "cuda" if there is a GPU.
 
     Raises PlanError for "cuda" if there is no GPU.
     """
@@ -61,8 +58,5 @@ def device_of(name: str) -> str:
 
 
 def device_in(name: str) -> str:
-    """Return the device that a run would use, like ``device_of``.
-
-    Accepts "cuda" even if there is no GPU here.
-    """
+    """Like ``device_of``, but accept "cuda" even if there is no GPU here."""
     return name if name == "cuda" else device_of(name)

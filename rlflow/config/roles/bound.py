@@ -1,6 +1,6 @@
 """Bind roles to backends: find each role's model folder, classes, settings and capabilities.
 
-The classes are the Trainer and Generator of the role's backends. A run, a plan and a worker bind each role
+The classes are the Trainer and Generator of the role's backends. A run, a plan or a worker binds each role
 once.
 """
 
@@ -36,7 +36,7 @@ class Sides(NamedTuple):
 
 @dataclass(frozen=True)
 class BoundSide:
-    """A role's trainer side or generator side, with its backend, class and settings."""
+    """One side of a role, its trainer or its generator, with backend, class and settings."""
 
     half: str  # trainer or generator
     backend: str
@@ -45,7 +45,7 @@ class BoundSide:
     can: Capabilities
 
     def offers(self, ability: type) -> bool:
-        """Whether this side's class implements an optional protocol of ``rlflow/training/protocols.py``."""
+        """Whether the class implements one of the optional protocols in ``rlflow/training/protocols.py``."""
         return self.kind is not None and issubclass(self.kind, ability)
 
 
@@ -80,15 +80,15 @@ Roles = Mapping[str, BoundRole]
 
 
 def model_uses(graph: Graph) -> list[RoleUse]:
-    """Return those roles used by the flow that need a model. Rewards that are not trained need none."""
+    """Return the roles used by the flow that need a model, which are all but rewards that aren't trained."""
     used = {node.role for node in used_nodes(graph)}
     return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
 
 
 def needed_sides(graph: Graph, use: RoleUse) -> Sides:
-    """Return the sides of a role that a flow uses.
+    """Return which sides of a role a flow needs.
 
-    Forward passes and updates need a trainer. Sampling needs a generator.
+    Forward passes and updates need a trainer, sampling needs a generator.
     """
     ops = {node.op for node in used_nodes(graph) if node.role == use.name}
     return Sides(bool(ops - {Op.GENERATE}), Op.GENERATE in ops)
@@ -97,7 +97,7 @@ def needed_sides(graph: Graph, use: RoleUse) -> Sides:
 def bind_roles(graph: Graph, config: RunConfig) -> dict[str, BoundRole]:
     """Bind the model roles of a graph, and return them by name.
 
-    Before any data or model is loaded, raises one PlanError for all invalid names, values, folders and
+    This loads no data or models. Raises a single PlanError that lists all invalid names, values, folders and
     packages.
     """
     roles = bind({use: needed_sides(graph, use) for use in model_uses(graph)}, config)
@@ -106,9 +106,9 @@ def bind_roles(graph: Graph, config: RunConfig) -> dict[str, BoundRole]:
 
 
 def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
-    """Yield a problem for each sampling temperature that a role's generator does not support.
+    """Yield a problem for each sampling temperature that the role's generator doesn't support.
 
-    If a stage computes the temperature, the generator checks it while sampling.
+    A temperature computed by a stage is only checked by the generator during sampling.
     """
     for node in used_nodes(graph):
         temperature = node.settings.temperature if isinstance(node.settings, GenerateOptions) else None
@@ -129,7 +129,7 @@ def temperature_problems(graph: Graph, roles: Roles) -> Iterator[Problem]:
 
 
 def bind(uses: Mapping[RoleUse, Sides], config: RunConfig) -> dict[str, BoundRole]:
-    """Bind roles whose required sides are already known. Raises PlanError like ``bind_roles``."""
+    """Bind roles when it is already known which sides they need. Raises PlanError like ``bind_roles``."""
     roles: dict[str, BoundRole] = {}
     problems: list[Problem] = []
     sampling = [use.name for use in uses if use.generates]
@@ -185,15 +185,15 @@ def _bind_side(half: str, kind: Any, config: RoleConfig, device: str) -> BoundSi
 
 
 def side_class(name: str, half: str) -> Any:
-    """Return a backend's class ``Trainer`` or ``Generator``; None if the backend does not have this class.
+    """Return a backend's ``Trainer`` or ``Generator`` class, or None if it doesn't have one.
 
-    ``half``: "trainer" or "generator". Raises PlanError if the backend does not exist.
+    ``half``: "trainer" or "generator". Raises PlanError if there is no such backend.
     """
     return getattr(backend(name), half.capitalize(), None)
 
 
 def settings(kind: Any, half: str, config: RoleConfig) -> Any:
-    """Return the settings of one side of a role, as an instance of the ``Settings`` of its class ``kind``.
+    """Return the settings for one side of a role, as an instance of its class's ``Settings``.
 
     ``trainer.NAME`` and ``generator.NAME`` override ``NAME``. Settings that only the other side has are
     skipped. Raises PlanError for invalid values.
@@ -213,7 +213,7 @@ def settings(kind: Any, half: str, config: RoleConfig) -> Any:
 def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
     """Return the type of each setting of a role's two classes, by name. ``kinds``: the class of each side.
 
-    Each setting appears twice: as ``NAME`` and with its side as a prefix, such as ``trainer.NAME``.
+    Each setting is listed twice: as ``NAME`` and with its side as a prefix, such as ``trainer.NAME``.
     """
     return {
         name: field.type
@@ -225,10 +225,10 @@ def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
-    """Return the capabilities of a backend's class with the settings ``chosen``.
+    """Return what a backend's class can do with the settings ``chosen``.
 
-    A class without a method ``capabilities`` has only the abilities that its protocol requires. Raises
-    PlanError if the method fails or does not return Capabilities.
+    A class without a method ``capabilities`` can only do what its protocol requires. Raises PlanError if the
+    method fails or returns something other than Capabilities.
     """
     try:
         can: object = kind.capabilities(chosen, device) if isinstance(kind, Declares) else Capabilities()
@@ -246,13 +246,13 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
 
 
 def usual(name: str, half: str) -> Capabilities:
-    """Return the capabilities of a backend's trainer or generator on a CPU, with default settings."""
+    """Return what a backend's trainer or generator can do on a CPU with default settings."""
     kind = side_class(name, half)
     return Capabilities() if kind is None else capabilities(kind, kind.Settings(), "cpu")
 
 
 def no_side(name: str, half: str, role: str) -> Problem:
-    """Return the problem to report if a backend does not have the trainer or generator that a role needs."""
+    """Return the problem for a backend that lacks the trainer or generator a role needs."""
     return Problem(
         "backend-half",
         f"the backend '{name}' has no {half.capitalize()}, which role '{role}' needs",
@@ -263,15 +263,15 @@ def no_side(name: str, half: str, role: str) -> Problem:
 
 
 def folders(roles: Iterable[BoundRole]) -> Iterator[Path]:
-    """Yield the model folders of roles, without repetition."""
+    """Yield the model folders of roles, each of them once."""
     yield from dict.fromkeys(role.folder for role in roles if role.folder is not None)
 
 
 def model_of(config: RoleConfig, model: str | None) -> Path | None:
-    """Return the absolute path of a role's model folder: the role's own model, or else ``--model``.
+    """Return the absolute path of a role's model folder, which is its own or the one given with ``--model``.
 
-    Returns None if the role's backends need no model. Raises PlanError if a model is needed and none is
-    named, or if the folder contains no model.
+    None if its backends need no model. Raises PlanError if a model is needed but not given, or if the folder
+    doesn't contain one.
     """
     text = config.values.get("model") or model
     if text is None:
@@ -288,19 +288,18 @@ def model_of(config: RoleConfig, model: str | None) -> Path | None:
 
 
 def has_weight_check(role: BoundRole, options: Options) -> bool:
-    """Whether weight checks compare the role's trainer with its generator.
+    """Whether weight checks compare a role's trainer with its generator.
 
-    The checks run if the two sides have different backends that should hold the same weights.
+    This is done if the sides have different backends but should hold the same weights.
     """
     wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
     return wanted and role.trainer.backend != role.generator.backend and role.generator.offers(ScoresTokens)
 
 
 def shares_weights(role: BoundRole, options: Options) -> bool:
-    """Whether the role's generator samples from the same tensors that its trainer updates.
+    """Whether a role's generator samples from the very tensors that its trainer updates.
 
-    Sharing the tensors requires a run in one process, no staleness, the same dtype on both sides, and no
-    offloading.
+    This requires a single process, no staleness, the same dtype on both sides, and no offloading.
     """
     beside = all(role.needs) and not options.pools and not options.staleness and options.memory is None
     same = options.dtype != "bfloat16" or not role.use.trained  # trained weights are float32

@@ -1,4 +1,4 @@
-"""Bind environments to roles. Each environment runs in its own processes."""
+"""Bind environments to roles. Each environment runs in processes of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def environments_of(named: Mapping[str, Mapping[str, Any]]) -> dict[str, Environ
     """Return the environments given with ``--env`` and ``--ROLE.env``, by role.
 
     ``named``: settings by role, as in ``RunConfig.environments``. Raises PlanError for an environment that
-    does not exist, and for environment settings without an environment.
+    doesn't exist, or for settings without an environment.
     """
     specs = {}
     for role, values in named.items():
@@ -46,13 +46,13 @@ def environments_of(named: Mapping[str, Mapping[str, Any]]) -> dict[str, Environ
 def default_rewards(named: tuple[str, ...], specs: Specs) -> tuple[str, ...]:
     """Return the rewards that the user named, or the default reward if there are none.
 
-    The default is the environment's score if the environment gives one, or else the data's own scorer.
+    The default is the environment's score if it gives one, otherwise the data's own scorer.
     """
     return named or (("env",) if any(spec.source.scores for spec in specs.values()) else ("task",))
 
 
 def wanted_fields(wanted: Wanted, specs: Specs) -> Wanted:
-    """Return the data fields that rewards and environments read. ``wanted``: the fields that rewards read."""
+    """Return the data fields that rewards and environments read. ``wanted``: those that rewards read."""
     names = {name: True for spec in specs.values() for name in spec.source.required}
     optional = {name: False for spec in specs.values() for name in spec.source.optional}
     rest = any(spec.source.rest for spec in specs.values())
@@ -60,24 +60,21 @@ def wanted_fields(wanted: Wanted, specs: Specs) -> Wanted:
 
 
 def sampling_roles(graph: Graph) -> list[str]:
-    """Return the roles that sample, in the order of their first sampling."""
+    """Return the roles that sample, in the order in which they first do so."""
     return list(
         dict.fromkeys(node.role for node in used_nodes(graph) if node.op is Op.GENERATE and node.role)
     )
 
 
 def by_role(specs: Specs, graph: Graph) -> dict[str, EnvironmentSpec]:
-    """Return the environment of each role that samples, by role. Roles without an environment are omitted."""
+    """Return the environment of each role that samples, by role, leaving out roles without one."""
     return {
         role: spec for role in sampling_roles(graph) if (spec := specs.get(role) or specs.get("")) is not None
     }
 
 
 class Environments:
-    """The environments of a run's roles.
-
-    Each environment has its own processes, which start with the first episodes.
-    """
+    """The environments of a run's roles, each with its own processes, which start with the first episodes."""
 
     def __init__(self, specs: Specs, graph: Graph, options: Options) -> None:
         allowed = Confinement(
@@ -89,19 +86,16 @@ class Environments:
         }
 
     def reasons(self) -> dict[Cause, Reason]:
-        """Return the first reason for each cause of failed episodes."""
+        """Return the first reason seen for each cause of failed episodes."""
         return {Cause(cause): why for pool in self.pools.values() for cause, why in pool.failures.items()}
 
     def on_output(self, on_output: OnOutput) -> None:
-        """Call ``on_output`` with everything that environments print from now on.
-
-        Several threads call it.
-        """
+        """Call ``on_output`` with everything that environments print from now on. Several threads call it."""
         for pool in self.pools.values():
             pool.on_output = on_output
 
     def pids(self) -> list[int]:
-        """Return the process ids of all running environment processes."""
+        """Return the process ids of all environment processes that are running."""
         return [pid for pool in self.pools.values() for pid in pool.pids()]
 
     def close(self) -> None:
@@ -111,10 +105,10 @@ class Environments:
 
 
 def single_rank(specs: Specs, graph: Graph, tensor: Mapping[str, int]) -> None:
-    """Raise PlanError if several ranks sample the same rows of a role with an environment.
+    """Raise PlanError if several ranks sample the same rows of a role that has an environment.
 
-    Each rank would have its own copy of the environment, and the copies could answer differently. ``tensor``:
-    number of tensor-parallel ranks of each role's generator.
+    Each rank would have its own copy of the environment, and they could give different answers. ``tensor``:
+    how many tensor-parallel ranks each role's generator has.
     """
     for role, spec in by_role(specs, graph).items():
         if tensor.get(role, 1) > 1:

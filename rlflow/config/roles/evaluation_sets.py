@@ -1,6 +1,6 @@
-"""The additional held-out sets of a run, named with ``--eval NAME=FILE``.
+"""The additional held-out sets of a run, given with ``--eval NAME=FILE``.
 
-Each set is a file, folder or task, which is opened like the run's data. All its records are held out.
+Each one is a file, folder or task that is opened like the run's data, with all records held out.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FIGURES = ("sampled", "greedy", "score")  # names of metrics; a set cannot have 
 
 
 def set_paths(options: Options, roles: Collection[str] = ()) -> dict[str, str]:
-    """Return the file, folder or task of each additional held-out set, by the set's name.
+    """Return the file, folder or task of each additional held-out set, by name.
 
-    Raises PlanError if a set has no name, a name that is already used, or a weight. ``roles``: the flow's
-    roles. A set cannot have a role's name, because both are used in metrics.
+    ``roles``: the flow's roles. A set can't be named like a role, because both appear in metrics. Raises
+    PlanError if a set has no name, a name that is taken, or a weight.
     """
     reserved = [*(source.name for source in parse_sources(options.data)), *FIGURES, *roles]
     paths: dict[str, str] = {}
@@ -110,8 +110,8 @@ def open_sets(
 def _of_files(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data settings that apply to held-out sets.
 
-    These are the settings of a single set (dotted names) and the settings that any file can have, without the
-    parameters of reasoning-gym tasks.
+    These are settings for a single set (dotted names), and settings that any file can have. Parameters of
+    reasoning-gym tasks are left out.
     """
     return {
         key: value for key, value in values.items() if "." in key or key in (*SHARED, *FIELDS, "max_prompt")

@@ -1,6 +1,6 @@
-"""Judges, which score the answers to held-out prompts.
+"""Judges, which score answers to held-out prompts.
 
-A judge is one reward per data source. Some judges also extract the answer from a response.
+A judge has one reward for each data source. Some also extract the answer from a response.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Judgement:
 
 @dataclass(frozen=True)
 class HeldOutJudge:
-    """Scores the answers to held-out prompts, in reward processes of the driver.
+    """Scores answers to held-out prompts, in reward processes of the driver.
 
-    With an environment, the judge scores the model's last message.
+    If there is an environment, the model's last message is what is scored.
     """
 
     dtype: torch.dtype
@@ -45,16 +45,16 @@ class HeldOutJudge:
 
     @staticmethod
     def of(dtype: torch.dtype, rewards: Mapping[str, Reward]) -> HeldOutJudge:
-        """Return a judge that scores with these rewards, given by data source.
+        """Return a judge with these rewards, by data source.
 
-        The judge also extracts answers for a source whose reward is a built-in scorer.
+        If a source's reward is a built-in scorer, the judge also extracts answers.
         """
         return HeldOutJudge(dtype, {source: _extracting(reward) for source, reward in rewards.items()})
 
     def __call__(self, batch: Batch) -> Judgement:
         """Score rows that have the columns of their prompts and completions.
 
-        Without rewards, the score is the environment's own. A failed episode gets the score NaN.
+        Without rewards, a row's score is the one its environment gave. Failed episodes score NaN.
         """
         if "said" not in batch:
             return self._judged(batch)
@@ -88,7 +88,7 @@ class HeldOutJudge:
 
 
 def _extracting(reward: Reward) -> Reward:
-    """Return the reward, changed to also extract answers if its scorer is built in."""
+    """Return a version of the reward that also extracts answers, if its scorer is built in."""
     scorer = reward.scorer
     if scorer.kind not in BUILT_IN:
         return reward
@@ -98,9 +98,9 @@ def _extracting(reward: Reward) -> Reward:
 
 
 def check_judge(reward: Reward, name: str, data: Judged) -> None:
-    """Raise PlanError if the judge of the held-out set ``name`` reads a column that the set does not have.
+    """Raise PlanError if the judge ``reward`` reads a column that the held-out set doesn't have.
 
-    ``reward``: the judge. ``data``: the set.
+    ``name``: the set's name. ``data``: the set itself.
     """
     there = [*data.columns, *SAMPLED]
     for column in reward.reads:
@@ -116,7 +116,7 @@ def check_judge(reward: Reward, name: str, data: Judged) -> None:
 
 
 def no_judge(name: str, rewards: tuple[RewardSpec, ...]) -> PlanError:
-    """Return the error to raise if none of ``rewards`` can score the answers to the held-out set ``name``."""
+    """Return the error for a held-out set ``name`` whose answers none of ``rewards`` can score."""
     return PlanError.of(
         "eval-reward",
         f"no reward can score the held-out set '{name}'",

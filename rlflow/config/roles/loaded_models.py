@@ -1,4 +1,4 @@
-"""Make the models of a run from its bound roles, in this process."""
+"""Load the models of a run's bound roles in this process."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ LoadedModels = Callable[[str, str, Any], None]
 
 
 def needed(role: BoundRole) -> Sides:
-    """Return all sides that a role needs.
-
-    This is the default for a run in one process, which makes all of them.
-    """
+    """Return all sides that a role needs, the default for a run in one process."""
     return role.needs
 
 
 def nothing(role: str, half: str, model: Any) -> None:
-    """Do nothing. This is the default callback for a loaded model."""
+    """Do nothing, the default callback for loaded models."""
 
 
 def make_models(
@@ -39,11 +36,11 @@ def make_models(
     loaded: LoadedModels = nothing,
     group: Any = None,
 ) -> dict[str, Model]:
-    """Load the model of each role, one role after another, and return the models by role.
+    """Load the models of the roles one after another, and return them by role.
 
-    ``updates``: each role's number of optimizer steps over the run. ``placed``: a function that returns the
-    sides of a role to make in this process. ``loaded``: called with each trainer or generator after loading.
-    ``group``: as in ``ModelSpec``.
+    ``updates``: how many optimizer steps each role takes in the run. ``placed``: a function that returns
+    which sides of a role to load in this process. ``loaded``: called with each trainer or generator once it
+    is loaded. ``group``: as in ``ModelSpec``.
     """
     disable_tf32(device, options.dtype)
     models = {}
@@ -78,17 +75,17 @@ def make_models(
 def ends(role: BoundRole) -> tuple[int, ...]:
     """Return the ids of the tokens that end a role's responses.
 
-    Returns () if the role does not sample, or if its generator is the null backend.
+    Empty if the role doesn't sample, or if its generator is the null backend.
     """
     samples = role.needs.generator and role.generator.backend != "null"
     return ends_of(role.folder, role.variables).ids if samples and role.folder is not None else ()
 
 
 def trainer_alone(role: BoundRole, options: Options, updates: int) -> Trainer:
-    """Make a role's trainer in this process alone, as a reference for results from several ranks.
+    """Load a role's trainer in this process only, as a reference for results from several ranks.
 
-    The trainer is the backend `local` on the CPU. It gets those of the role's settings that `local` has.
-    ``updates``: the role's number of optimizer steps over the run.
+    This uses the backend `local` on the CPU, with those of the role's settings that `local` has. ``updates``:
+    how many optimizer steps the role takes in the run.
     """
     kind, use = backend("local").Trainer, role.use
     settings = {

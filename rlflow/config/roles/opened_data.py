@@ -1,4 +1,4 @@
-"""Open the data that --data and --data.NAME describe, and split them into training and held-out records."""
+"""Open the data given by --data and --data.NAME, and split it into training and held-out records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def open_dataset(
     telling: Callable[[Encoder], Encoder] = unchanged,
     opening: Callable[..., Dataset] = open_data,
 ) -> Dataset:
-    """Open the data of a run as one data set, also if there are several sources.
+    """Open the run's data as a single data set, even if there are several sources.
 
     If no data are named, the null backend gets synthetic records. ``wanted``: a function from a source's name
     to the fields that its rewards may read. ``telling``: as in ``open_data``. ``opening``: opens a
@@ -74,10 +74,10 @@ def open_dataset(
 
 
 def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of one data source. ``--data.SOURCE.NAME`` overrides ``--data.NAME``.
+    """Return the settings for one data source. ``--data.SOURCE.NAME`` overrides ``--data.NAME``.
 
-    ``values``: the values of all data settings. Raises PlanError for an unknown source, and for
-    ``--data.SOURCE.NAME`` if NAME must be the same for all sources.
+    ``values``: all data settings by name. Raises PlanError for an unknown source, or for
+    ``--data.SOURCE.NAME`` if NAME has to be the same for all sources.
     """
     common: dict[str, Any] = {}
     own: dict[str, Any] = {}
@@ -117,9 +117,8 @@ def data_settings(
 ) -> dict[str, Any]:
     """Convert the values of ``--data.NAME`` to keyword arguments for ``open_data``.
 
-    ``declared``: columns that the flow reads from the data in addition to the standard ones. ``wanted``:
-    fields that rewards may read. A name that is neither a data setting nor one of these fields is a parameter
-    of a reasoning-gym task.
+    ``declared``: columns that the flow reads from the data, besides the standard ones. ``wanted``: fields
+    that rewards may read. Any other name that isn't a data setting is a parameter of a reasoning-gym task.
     """
     fields: dict[str, str | None] = {}
     options: dict[str, Any] = {}
@@ -142,10 +141,10 @@ def data_settings(
 
 
 def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
-    """Raise PlanError if the flow learns from responses in the data, and the records have none.
+    """Raise PlanError if the flow learns from responses in the data but the records have none.
 
-    Depending on the flow, records need the field completion, or the fields chosen and rejected. ``source``:
-    what the message calls the data.
+    The flow decides whether records need the field completion, or chosen and rejected. ``source``: the name
+    of the data in the message.
     """
     wanted = {"completion": ("completion",), "chosen": ("chosen", "rejected")}
     for name, needed in wanted.items():
@@ -160,10 +159,7 @@ def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
 
 
 def counted(name: str, value: Any) -> int:
-    """Convert the value of the data setting ``name`` to an integer.
-
-    Raises PlanError if it is invalid or out of range.
-    """
+    """Convert a data setting to an integer. Raises PlanError if it is invalid or out of range."""
     try:
         return int(parse(COUNTS[name], value))
     except ValueError as error:
@@ -178,7 +174,7 @@ def counted(name: str, value: Any) -> int:
 
 
 def true_or_false(value: Any) -> bool:
-    """Convert the value of ``--data.chat`` to a bool. Raises PlanError for anything except true and false."""
+    """Convert the value of ``--data.chat`` to a bool. Raises PlanError unless it is true or false."""
     if str(value).lower() not in ("true", "false"):
         raise PlanError.of(
             "flag",
@@ -192,9 +188,7 @@ def true_or_false(value: Any) -> bool:
 
 
 def made_up(flow: Flow) -> Dataset:
-    """Return a data set of synthetic records for the null backend, with the columns that the flow
-    declares.
-    """
+    """Return synthetic records for the null backend, with the columns that the flow declares."""
     responses = ("good", "bad") if "chosen" in flow.data else ("good",) if "completion" in flow.data else ()
     filler = {
         name: "x" if kind.level is Level.TEXT else 0 for name, kind in flow.data.items() if name not in FIELDS
@@ -211,7 +205,8 @@ def made_up(flow: Flow) -> Dataset:
 def split_records(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
     """Split data into training and held-out data.
 
-    Questions of the split "test" are held out if there is one, otherwise at most a fifth of the questions.
+    Held-out questions come from the split "test" if there is one. Otherwise, they are at most a fifth of all
+    questions.
     """
     if data.parts:
         return data.split(fifths(data, held_out) if held_out else 0)

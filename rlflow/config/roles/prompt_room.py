@@ -1,4 +1,4 @@
-"""Compute limits on the length of rows from the models of a run."""
+"""Work out how long rows can be, given the models of a run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ STRETCHED = ("linear", "dynamic", "yarn")
 
 
 def room(graph: Graph, roles: Roles, rewards: Iterable[str], responses: bool) -> Room:
-    """Return the maximum number of tokens in prompts and rows that the models of a run accept.
+    """Return how many tokens prompts and rows can have, given the models of a run.
 
-    If the flow samples, prompts are limited so that the sampled tokens fit after them. If the data have
-    responses (``responses``), complete rows are limited. ``rewards``: the values of ``--reward``. Raises
-    PlanError if the sampled tokens leave no room for a prompt.
+    If the flow samples, prompts must leave room for the sampled tokens. If the data has responses
+    (``responses``), whole rows are limited too. ``rewards``: the values of ``--reward``. Raises PlanError if
+    the sampled tokens leave no room for a prompt.
     """
     shortest = min(_limits(roles, rewards), default=None)
     if shortest is None:
@@ -68,9 +68,9 @@ def _no_room(graph: Graph, node: Node, of: str, positions: int) -> PlanError:
 
 
 def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield (tokens of the longest row, name) for each model that limits the row length.
+    """Yield (maximum tokens in a row, name) for each model that has such a limit.
 
-    These are the models of roles, their inference engines, and reward models with their own folder.
+    These are the models of roles, their inference engines, and reward models with folders of their own.
     """
     for name, role in roles.items():
         if role.folder is not None and {half.backend for half in role.sides} != {"null"}:
@@ -85,9 +85,9 @@ def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def boundaries(folder: Path | None) -> list[Boundary]:
-    """Return the row lengths at which a model's rotary frequencies change; empty for most models.
+    """Return the row lengths at which a model's rotary frequencies change. Most models have none.
 
-    ``folder``: the model folder; None gives an empty list.
+    ``folder``: the model folder, or None for no model.
     """
     try:
         return (
@@ -100,9 +100,9 @@ def boundaries(folder: Path | None) -> list[Boundary]:
 
 
 def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | None) -> int:
-    """Return an upper bound for the tokens of a row in this run, including its prompt.
+    """Return an upper bound for the tokens in a row of this run, including its prompt.
 
-    Returns 0 if follow-up prompts have no length limit. ``max_prompt``: maximum number of tokens in a
+    Returns 0 if follow-up prompts have no length limit. ``max_prompt``: the maximum number of tokens in a
     follow-up prompt.
     """
     nodes = list(used_nodes(graph))
@@ -118,8 +118,7 @@ def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | Non
 
 
 def positions_of(folder: Path) -> int | None:
-    """Return the maximum number of tokens per row that a model supports; None if its configuration does not
-    say."""
+    """Return how many tokens per row a model supports, or None if its configuration doesn't say."""
     # If the configuration is damaged, loading the model reports the error.
     config = pretrained.read_object(folder / pretrained.CONFIG)
     text = own if isinstance(own := config.get("text_config"), dict) and own else config
@@ -128,9 +127,9 @@ def positions_of(folder: Path) -> int | None:
 
 
 def _stretched(config: Mapping[str, Any], longest: int) -> int:
-    """Return the model's maximum row length, after scaling by its rotary embeddings.
+    """Return how many tokens per row a model supports with the scaling of its rotary embeddings.
 
-    ``longest``: the maximum in the configuration, which may be the length before scaling.
+    ``longest``: the maximum in the configuration, which may be the one before scaling.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) not in STRETCHED:

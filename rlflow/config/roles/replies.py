@@ -1,4 +1,4 @@
-"""Check how replies end and how later turns follow them, from the files in model folders alone."""
+"""Check how replies end and how later turns follow them, using only files in model folders."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def reply_problems(
     chat: bool = True,
     variables: Variables = NONE,
 ) -> Iterator[Problem]:
-    """Yield problems in model folders that affect the end of a reply or the turns after it.
+    """Yield problems in model folders that affect how a reply ends or what follows it.
 
-    The problems are files that disagree on the end tokens, templates that cannot continue after a reply, and
-    tokenizers that cannot encode text from an environment or an `ask`.
+    These are files that disagree about end tokens, templates that can't continue after a reply, and
+    tokenizers that can't encode text from an environment or an `ask`.
 
-    ``default``: the folder whose tokenizer encodes the data. ``own``: the folder of each role that has its
-    own. ``specs``: environments by role. ``chat``: whether strings go through the chat template, if there is
-    one. ``variables``: the variables of the template, in addition to messages.
+    ``default``: the folder of the tokenizer that encodes the data. ``own``: the folder of each role that has
+    its own. ``specs``: environments by role. ``chat``: whether text goes through the chat template, if there
+    is one. ``variables``: the template's variables, besides messages.
     """
     folders = [default, *(own.get(role) for role in sampling_roles(graph))]
     for each in dict.fromkeys(Path(folder).absolute() for folder in folders if folder is not None):
@@ -53,9 +53,9 @@ def reply_problems(
 
 
 def stop_problems(program: Program, default: str | Path | None, own: Folders) -> Iterator[Problem]:
-    """Yield a problem for each id in ``stop_token_ids`` that is not below the model's vocabulary size.
+    """Yield a problem for each call with ``stop_token_ids`` that the model's vocabulary doesn't have.
 
-    ``default`` and ``own`` are as in ``reply_problems``.
+    For ``default`` and ``own``, see ``reply_problems``.
     """
     for node in used_nodes(program.graph):
         ids = node.settings.stop_token_ids if isinstance(node.settings, GenerateOptions) else ()
@@ -77,7 +77,7 @@ def stop_problems(program: Program, default: str | Path | None, own: Folders) ->
 def _variable_problems(default: str | Path | None, variables: Variables) -> Iterator[Problem]:
     """Yield problems with the variables that the run sets for the data's chat template.
 
-    ``default``: the folder whose tokenizer encodes the data.
+    ``default``: the folder of the tokenizer that encodes the data.
     """
     template = template_of(Path(default).absolute()) if default is not None and variables else None
     try:
@@ -87,14 +87,12 @@ def _variable_problems(default: str | Path | None, variables: Variables) -> Iter
 
 
 def _answering_roles(node: Node) -> tuple[str, ...]:
-    """Return the roles that answer the prompts of an `ask` node; empty for other nodes."""
+    """Return the roles that answer an `ask` node's prompts. Empty for other nodes."""
     return node.settings.roles if isinstance(node.settings, AskOptions) else ()
 
 
 def _goes_on(node: Node) -> str:
-    """Return the role whose chat continues with an `ask` node's prompt; empty if the prompt starts a new
-    chat.
-    """
+    """Return the role whose chat an `ask` node continues, or "" if the node starts a new chat."""
     return (
         next(iter(_answering_roles(node)), "")
         if {"text", "tokens"} <= {each.parameter for each in node.inputs}
@@ -105,9 +103,9 @@ def _goes_on(node: Node) -> str:
 def _control_problems(
     graph: Graph, default: str | Path | None, own: Folders, environments: Mapping[str, EnvironmentSpec]
 ) -> Iterator[Problem]:
-    """Yield a warning for each tokenizer that cannot encode the text of a control token as ordinary tokens.
+    """Yield a warning for each tokenizer that can't encode the text of a control token as ordinary tokens.
 
-    Only tokenizers that encode text from environments or an `ask` are checked. ``environments``: by role.
+    Only tokenizers for text from environments or an `ask` are checked. ``environments``: by role.
     """
     places = {role: node.place for node in used_nodes(graph) for role in _answering_roles(node)}
     places |= {
@@ -136,10 +134,10 @@ def _control_problems(
 def _turn_problems(
     template: ChatTemplate, spec: EnvironmentSpec | None, ask: Node | None
 ) -> Iterator[Problem]:
-    """Yield problems with the turns that an environment or an `ask` adds after a reply.
+    """Yield problems with turns that an environment or an `ask` adds after a reply.
 
-    If the template allows no turn after a reply, an environment gets only a warning, since it can append
-    plain text instead.
+    If the template doesn't allow any, an environment only gets a warning, because it can append plain text
+    instead.
     """
     question = {"role": "user", "content": QUESTION}
     place = ask.place if ask is not None else spec.place if spec is not None else None

@@ -1,4 +1,4 @@
-"""Bind rewards to reward roles. Reward processes, or a model's forward pass, score the rows."""
+"""Bind rewards to reward roles. Rows are scored by reward processes or by a model's forward pass."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from rlflow.training.protocols import ModelSpec, Trainer
 
 @dataclass
 class ModelReward:
-    """A frozen reward model with a score head, loaded from its own folder."""
+    """A frozen reward model with a score head, loaded from a folder of its own."""
 
     spec: RewardSpec
     trainer: Trainer | None = None
 
     def load(self, device: str, options: Options) -> None:
-        """Load the reward model, with the trainer class of the run's backend."""
+        """Load the model with the trainer class of the run's backend."""
         kind = side_class(options.backend, "trainer")
         self.trainer = kind(
             ModelSpec(
@@ -71,21 +71,21 @@ class ModelReward:
 
 @dataclass
 class EpisodeReward:
-    """A reward whose value is the score that the environment gave to the row's episode."""
+    """A reward that is the score the environment gave to the row's episode."""
 
     spec: RewardSpec
 
     def load(self, device: str, options: Options) -> None:
-        """Do nothing, because an environment's score needs no model."""
+        """Do nothing; there is no model to load."""
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Return each row's score from its environment."""
+        """Return the score that each row's environment gave it."""
         return torch.as_tensor(batch["episode_score"])
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A batch that was submitted to reward functions, with the calls that return its scores."""
+    """A batch that has been submitted to reward functions, with the calls that will return its scores."""
 
     batch: Batch
     calls: list[tuple[Reward, Any]]
@@ -93,10 +93,9 @@ class Asked:
 
 @dataclass
 class Weighted:
-    """The weighted sum of one role's rewards, in ``dtype``.
+    """The weighted sum of a role's rewards, in ``dtype``.
 
-    If a row's score is missing for one reward, the sum is missing too. A reward that does not apply to a row
-    counts as 0.
+    If any of a row's scores is missing, so is the sum. A reward that doesn't apply to a row counts as 0.
     """
 
     dtype: torch.dtype
@@ -105,17 +104,15 @@ class Weighted:
     reasons: dict[Cause, Reason] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """Return each row's weighted sum of scores, and metrics."""
+        """Return (weighted sum of scores for each row, metrics)."""
         return self.answer(self.ask(batch))
 
     def ask(self, batch: Batch) -> Asked:
-        """Submit rows to the processes of reward functions, without waiting for the scores."""
+        """Submit rows to the processes of reward functions without waiting for the scores."""
         return Asked(batch, submit_all(self.functions, batch))
 
     def answer(self, asked: Asked) -> tuple[Tensor, PartialMetrics]:
-        """Wait for the scores of submitted rows, and return each row's weighted sum of scores, and
-        metrics.
-        """
+        """Wait for submitted rows, and return (weighted sum of scores for each row, metrics)."""
         batch = asked.batch
         total = torch.zeros(len(batch), dtype=torch.float64)
         metrics: dict[Label, PartialMetric] = {}
@@ -141,7 +138,7 @@ class Weighted:
     def _of_part(self, reward: str, scores: Scores, several: bool) -> dict[Label, PartialMetric]:
         """Return the metrics of one reward.
 
-        ``several``: whether the role has other rewards. If so, the metrics include this reward's own mean.
+        ``several``: whether the role has other rewards too, in which case this one's mean is included.
         """
         self.reasons.update({Cause(cause, reward): reason for cause, reason in scores.first.items()})
         metrics: dict[Label, PartialMetric] = {
@@ -159,13 +156,13 @@ class Weighted:
 
 @dataclass
 class BySource:
-    """Scores each row with the weighted sum of the rewards of its data source."""
+    """Scores each row with the weighted sum of rewards for its data source."""
 
     dtype: torch.dtype
     sums: Mapping[str, Weighted]  # by the source's name
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """Return each row's score from the rewards of its data source, and metrics."""
+        """Return (score of each row, metrics)."""
         total = torch.full((len(batch),), torch.nan, dtype=self.dtype)
         names = batch[SOURCE]
         rows = {
@@ -183,25 +180,25 @@ class BySource:
 
     @property
     def reasons(self) -> dict[Cause, Reason]:
-        """The first reason for each cause of missing scores."""
+        """The first reason seen for each cause of missing scores."""
         return {cause: reason for each in self.sums.values() for cause, reason in each.reasons.items()}
 
 
 @dataclass
 class ModelScore:
-    """The scorer of a reward role that the run itself trains. The scores come from the role's model."""
+    """The scorer of a reward role that the run trains itself, using the role's model."""
 
     engine: Engine
     role: str
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
-        """Return the model's score of each row, and empty metrics."""
+        """Return (the model's score for each row, empty metrics)."""
         return torch.as_tensor(self.engine.forward(self.role, ("scores",), batch)["scores"]), {}
 
 
 @dataclass(frozen=True)
 class RewardNames:
-    """The rewards of each role, as flags name them."""
+    """The rewards of each role, as given by flags."""
 
     named: tuple[RewardSpec, ...] = ()  # from --reward, in that order; default: the data's scorer
     own: Mapping[str, RewardSpec] = field(default_factory=dict)  # role → its own reward (--ROLE.reward)
@@ -214,9 +211,9 @@ class RewardNames:
 
     @staticmethod
     def of(config: RunConfig, flow: Flow) -> RewardNames:
-        """Return the rewards of a flow's roles, as the configuration names them.
+        """Return the rewards of a flow's roles, as given in the configuration.
 
-        Raises PlanError for a reward or source that does not exist, and for a source without a reward.
+        Raises PlanError for a reward or source that doesn't exist, or a source that has no reward.
         """
         sources = tuple(source.name for source in parse_sources(config.options.data))
         judges = _judges(config.judges)
@@ -236,22 +233,23 @@ class RewardNames:
         return names
 
     def of_role(self, role: str) -> tuple[RewardSpec, ...]:
-        """Return the rewards of a role: --ROLE.reward if given, or else all rewards.
+        """Return a role's rewards: --ROLE.reward if it is given, else all rewards.
 
-        A role of ``*rewards`` has one reward, the one at the role's position.
+        A role of ``*rewards`` has a single reward, the one at its position.
         """
         if role in self.own:
             return (self.own[role],)
         return (self.named[self.places[role]],) if role in self.places else self.named
 
     def wanted(self, source: str) -> Wanted:
-        """Return the data fields that the reward functions of a data source may read."""
+        """Return the data fields that the reward functions for a data source may read."""
         return wanted(spec for spec in (*self.named, *self.own.values()) if spec.source in ("", source))
 
     def wanted_of_set(self, name: str) -> Wanted:
-        """Return the data fields that the reward of a held-out set may read.
+        """Return the data fields that the reward for a held-out set may read.
 
-        If a reward is named for the set, its required fields are required. Otherwise all fields are optional.
+        If the set has a reward of its own, the fields that this reward requires are required. Otherwise, all
+        fields are optional.
         """
         if name in self.judges:
             return wanted([self.judges[name]])
@@ -259,7 +257,7 @@ class RewardNames:
         return dataclasses.replace(maybe, names=dict.fromkeys(maybe.names, False))
 
     def forms(self) -> Iterator[str]:
-        """For each reward function written for another project, yield a line that says how it is called."""
+        """Yield a line about each reward function from another project, saying how it is called."""
         for spec in dict.fromkeys([*self.named, *self.own.values(), *self.judges.values()]):
             form = reads(spec.path, spec.function).form if spec.kind == "function" else None
             if form:
@@ -267,15 +265,15 @@ class RewardNames:
                 yield f"reward {spec.name} is called in the way of {form.project}: {spec.function}({parameters})"
 
     def functions_only(self, role: str) -> bool:
-        """Whether none of the role's rewards comes from a model or an environment."""
+        """Whether none of a role's rewards comes from a model or an environment."""
         return all(spec.judges_text for spec in ([self.own[role]] if role in self.own else self.named))
 
 
 def unweighted(role: str, specs: Iterable[RewardSpec], own: bool) -> tuple[RewardSpec, ...]:
-    """Return the rewards of a role without their weights, for a flow that weights rewards itself.
+    """Return a role's rewards without weights, for a flow that weights its rewards itself.
 
-    ``own``: whether the rewards come from --ROLE.reward. The flow does not get the weight of such a reward,
-    so a weight raises PlanError.
+    ``own``: whether they come from --ROLE.reward. The flow can't see the weight of such a reward, so
+    PlanError is raised if it has one.
     """
     if own and (weight := next((spec.weight for spec in specs if spec.weight != 1), None)) is not None:
         raise PlanError.of(
@@ -289,9 +287,9 @@ def unweighted(role: str, specs: Iterable[RewardSpec], own: bool) -> tuple[Rewar
 
 
 def _judges(written: Iterable[str]) -> dict[str, RewardSpec]:
-    """Return the reward that scores each held-out set, by the set's name.
+    """Return the reward for each held-out set that has one, by the set's name.
 
-    Raises PlanError if a set has two rewards, or if its reward is a model.
+    Raises PlanError if a set has two rewards or its reward is a model.
     """
     judges: dict[str, RewardSpec] = {}
     for spec in map(parse_reward, written):
@@ -309,12 +307,12 @@ def _judges(written: Iterable[str]) -> dict[str, RewardSpec]:
 
 
 class Rewards:
-    """The rewards of a run. Reward functions share a pool of processes, which ``close`` stops."""
+    """A run's rewards. Reward functions share a pool of processes until ``close`` is called."""
 
     def __init__(self, names: RewardNames, data: Judged, options: Options, tokenizer: str | None) -> None:
-        """Bind the named rewards to the data. ``tokenizer``: the folder whose tokenizer encodes the data.
+        """Bind the named rewards to the data.
 
-        Reward models must have this tokenizer.
+        ``tokenizer``: the folder of the tokenizer that encodes the data. Reward models must use the same one.
         """
         self.names, self._data, self._options, self._tokenizer = names, data, options, tokenizer
         allowed = Confinement(
@@ -328,7 +326,7 @@ class Rewards:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns that reward roles read, for these rewards and data."""
+        """The columns that reward roles read, given these rewards and this data."""
         if self._null:
             return ()
         functions = [spec for spec in self.names.named if spec.judges_text]
@@ -354,17 +352,17 @@ class Rewards:
 
     @property
     def _sources(self) -> Mapping[str, Judged]:
-        """The data sources by name. A single source has an empty name."""
+        """The data sources by name. If there is only one, its name is ""."""
         return self._data.sources or {"": self._data}
 
     def _judged(self, data: Judged) -> bool:
-        """Whether ``data`` can be scored: rewards are named, or the data have their own scorer."""
+        """Whether ``data`` can be scored, because rewards are named or the data has its own scorer."""
         return bool(self._options.reward) or data.scorer is not None
 
     def _bind(self, specs: Iterable[RewardSpec], source: str) -> list[Reward]:
-        """Return the rewards that score the rows of a source.
+        """Return the rewards for the rows of a source.
 
-        Raises PlanError if a reward reads columns that only other sources have.
+        Raises PlanError if one of them reads columns that only other sources have.
         """
         own = [spec for spec in specs if not source or spec.source in ("", source)]
         bound = bind(
@@ -377,7 +375,7 @@ class Rewards:
     def _by_source(
         self, specs: Iterable[RewardSpec], models: Iterable[ModelReward | EpisodeReward] = ()
     ) -> Weighted | BySource:
-        """Return a scorer that sums the rewards of each source separately."""
+        """Return a scorer that sums the rewards for each source separately."""
         specs, models = list(specs), list(models)
         sums = {
             source: Weighted(
@@ -390,11 +388,11 @@ class Rewards:
         return BySource(self._dtype, sums) if self._data.sources else sums[""]
 
     def scorer(self, role: str, weighed: Collection[str] = ()) -> Scorer:
-        """Return the scorer for the rows of a reward role.
+        """Return the scorer for a reward role's rows.
 
-        It scores with the role's own reward (--ROLE.reward), or else with all rewards. A role of ``*rewards``
-        uses the reward at the role's position. ``weighed``: roles whose rewards the flow weights itself.
-        Their scores are not multiplied by a weight here.
+        It uses the role's own reward (--ROLE.reward) if there is one, else all rewards. For a role of
+        ``*rewards``, it uses the reward at the role's position. ``weighed``: roles whose rewards the flow
+        weights itself, so their scores aren't multiplied by a weight here.
         """
         if self._null:
             return self._null
@@ -415,16 +413,15 @@ class Rewards:
         return self._bound[-1]
 
     def reasons(self) -> dict[Cause, Reason]:
-        """Return the first reason for each cause of missing scores."""
+        """Return the first reason seen for each cause of missing scores."""
         return {cause: reason for scorer in self._bound for cause, reason in scorer.reasons.items()}
 
     def judge(self) -> HeldOutJudge | None:
-        """Return the judge of answers to held-out prompts; None if a data source has no judge.
+        """Return the judge for answers to held-out prompts, or None if some data source doesn't have one.
 
-        The judge is the reward ``math``, ``task`` or ``env`` if one is named, or else the data's own scorer,
-        or else the first reward that is a function or a server. Custom rewards come last because they may
-        check something other than correctness, for example style. If there are several sources, each has its
-        own judge.
+        Each source has its own judge. It is the reward ``math``, ``task`` or ``env`` if one is named, else
+        the data's own scorer, else the first reward that is a function or a server. Custom rewards come last
+        because they may measure something other than correctness, such as style.
         """
         chosen = [self._judge(source, data) for source, data in self._sources.items()]
         if any(spec is not None and spec.kind == "env" for spec in chosen):
@@ -441,11 +438,11 @@ class Rewards:
         )
 
     def judge_of_set(self, name: str, data: Judged) -> HeldOutJudge:
-        """Return the judge of a held-out set given with ``--eval``.
+        """Return the judge for a held-out set given with ``--eval``.
 
-        The judge is the reward named for the set. If none is named, it is chosen from the rewards without a
-        source, as in ``judge``. Raises PlanError if no reward fits, or if the judge reads a column that the
-        set does not have.
+        It is the reward named for this set. If there is none, it is chosen as in ``judge``, from the rewards
+        without a source. Raises PlanError if no reward fits, or if the judge reads a column that the set
+        doesn't have.
         """
         unsourced = tuple(spec for spec in self.names.named if not spec.source)
         spec = self.names.judges.get(name) or _chosen(unsourced, data)
@@ -462,9 +459,9 @@ class Rewards:
         return _chosen([spec for spec in self.names.named if not source or spec.source in ("", source)], data)
 
     def load_models(self, device: str, options: Options, roles: Collection[str] | None = None) -> None:
-        """Load the reward models of the roles in ``roles``; of all roles if ``roles`` is None.
+        """Load the reward models of ``roles``, or of all roles if it is None.
 
-        ``options``: the run's options, including the length of the longest row.
+        ``options``: the run's options, with the length of the longest row filled in.
         """
         for role, models in self._models.items():
             for model in models if roles is None or role in roles else ():
@@ -480,10 +477,10 @@ class Rewards:
 
 
 def _chosen(specs: Iterable[RewardSpec], data: Judged) -> RewardSpec | None:
-    """Choose the reward that checks correctness.
+    """Return the reward that checks correctness, or None.
 
-    The order is: math, task or env if named, then the data's own scorer, then the first function or server.
-    None if there is none of these.
+    In order of preference, it is math, task or env if named, the data's own scorer, or the first function or
+    server.
     """
     specs = list(specs)
     named = [spec for spec in specs if spec.kind == "math" or (spec.kind == "task" and data.scorer)]

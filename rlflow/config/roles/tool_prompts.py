@@ -1,4 +1,4 @@
-"""Describe an environment's tools in the data's prompts, with the chat template."""
+"""Describe an environment's tools in prompts from the data, using the chat template."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def with_tools_of(specs: Specs) -> EnvironmentSpec | None:
-    """Return the environment whose tools the data's prompts describe; None if no environment has tools."""
+    """Return the environment whose tools the data's prompts describe, or None if no environment has any."""
     return next((spec for spec in specs.values() if spec.tools), None)
 
 
@@ -30,10 +30,10 @@ def schemas(spec: EnvironmentSpec) -> list[Mapping[str, Any]]:
 
 
 def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
-    """Return the data set's encoder, changed so that prompts describe an environment's tools.
+    """Return the data set's encoder, with prompts that describe an environment's tools.
 
-    Without an environment, returns the encoder unchanged. Raises PlanError for prompts without a chat
-    template, and for a template that cannot describe tools.
+    If there is no environment, the encoder is returned unchanged. Raises PlanError if prompts don't use a
+    chat template, or if the template can't describe tools.
     """
     if spec is None:
         return data.encoder
@@ -52,9 +52,9 @@ def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
 
 
 def encoder_with_tools(encoder: Encoder, spec: EnvironmentSpec | None) -> Encoder:
-    """Return the encoder, changed so that prompts describe an environment's tools.
+    """Return the encoder, with prompts that describe an environment's tools.
 
-    Without an environment, returns the encoder unchanged. Raises PlanError for a template that cannot
+    If there is no environment, the encoder is returned unchanged. Raises PlanError if the template can't
     describe tools.
     """
     if spec is None:
@@ -74,9 +74,9 @@ def template_problems(
 ) -> Iterator[Problem]:
     """Yield problems in the model folders of roles whose environments have tools.
 
-    Only reads files and loads no tokenizer, so problems are found before a run opens its data. ``default``:
-    the folder whose tokenizer encodes the data. ``own``: the folder of each role that has its own.
-    ``variables``: the variables of the chat template.
+    This reads files without loading a tokenizer, so problems are found before a run opens its data.
+    ``default``: the folder of the tokenizer that encodes the data. ``own``: the folder of each role that has
+    its own. ``variables``: the chat template's variables.
     """
     for role, spec in by_role(specs, graph).items():
         for folder in dict.fromkeys(filter(None, (default, own.get(role)))) if spec.tools else ():
@@ -89,6 +89,5 @@ def template_problems(
 
 
 def _at(spec: EnvironmentSpec, error: PlanError) -> Iterator[Problem]:
-    """Yield the problems that an error lists. A problem without a place gets the place of the environment's
-    class."""
+    """Yield an error's problems, placing those without a place at the environment's class."""
     yield from (replace(problem, place=problem.place or spec.place) for problem in error.problems)
