@@ -1,5 +1,5 @@
 """HTTP requests to servers: rewards, judges, retrievers, tools and environments.
 
-This package sends requests, retries them and applies deadlines. Its callers define the content of requests
-and read the answers.
+This package sends and retries requests and enforces deadlines. What requests contain and what answers mean is
+up to its callers.
 """

@@ -1,6 +1,6 @@
-"""HTTP client with a deadline for each request.
+"""An HTTP client with a deadline for each request.
 
-The client follows redirects only within a host. Its errors quote what the server answered.
+It follows redirects only on the same host, and its errors quote what the server answered.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TELLING = ("Location", "WWW-Authenticate", "Allow", "Retry-After")  # headers th
 
 @dataclass(frozen=True)
 class Reply:
-    """A server's answer. Names in ``headers`` may be in upper or lower case."""
+    """A server's answer. Names in ``headers`` are case-insensitive."""
 
     status: int
     reason: str
@@ -46,7 +46,7 @@ class Reply:
 
     @property
     def said(self) -> str:
-        """Return the status, the reason, and the headers that explain a failed request, as text."""
+        """The status, the reason and any headers that explain a failed request, as text."""
         telling = "".join(
             f"; {name}: {self.headers[name][:QUOTED]}" for name in TELLING if self.headers.get(name)
         )
@@ -54,10 +54,10 @@ class Reply:
 
 
 class HttpClient:
-    """Sends HTTP requests. Several threads may use it.
+    """Sends HTTP requests. It can be shared between threads.
 
-    ``patience``: determines when to retry. ``longest``: maximum size of an answer in bytes; no more is kept
-    in memory.
+    ``patience`` decides when to retry. ``longest``: the maximum size of an answer in bytes; the rest isn't
+    read.
     """
 
     def __init__(self, patience: Patience | None = None, longest: int = LONGEST) -> None:
@@ -69,25 +69,26 @@ class HttpClient:
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` was called."""
+        """Whether ``close`` has been called."""
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Stop all requests. Threads that wait for an answer get a RuntimeError."""
+        """Stop all requests. Threads that are waiting for an answer get a RuntimeError."""
         self._closed.set()
         with self._lock:
             for connected in self._open:
                 _cut(connected)
 
     def post(self, url: str, body: bytes, seconds: float) -> bytes:
-        """Post a JSON body to ``url`` until an answer has status 200, and return this answer's body.
+        """Post a JSON body to ``url`` until the server answers with status 200, and return the answer's body.
 
-        ``seconds``: the time for all tries together. Raises Unanswered if all tries fail.
+        ``seconds``: the time for all tries together. Raises Unanswered if it runs out or a retry would be
+        useless.
         """
         return self._patience.answer(partial(self._try_once, url, body), seconds)
 
     def _try_once(self, url: str, body: bytes, seconds: float) -> bytes:
-        """Try a request once, and return the body of the answer. Raises Unanswered."""
+        """Send a request once, and return the body of the answer. Raises Unanswered."""
         try:
             reply = self.once("POST", url, body, seconds, headers())
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -107,10 +108,10 @@ class HttpClient:
         return reply.body
 
     def once(self, method: str, url: str, body: bytes, seconds: float, headers: Mapping[str, str]) -> Reply:
-        """Send one request without retries, and return the answer. Redirects on the same host are followed.
+        """Send a single request without retries, and return the answer, following redirects on the same host.
 
-        Reads at most one byte more than the longest answer. Raises TimeoutError after ``seconds``, and OSError or
-        HTTPException if the request cannot be sent or answered.
+        At most one byte more than the longest answer is read. Raises TimeoutError after ``seconds``, and
+        OSError or HTTPException if the request can't be sent or gets no valid answer.
         """
         limit = time.monotonic() + seconds
         for _ in range(REDIRECTS):
@@ -149,10 +150,10 @@ class HttpClient:
 
     @contextlib.contextmanager
     def _cut_at(self, connected: socket.socket, seconds: float, late: threading.Event) -> Iterator[None]:
-        """Context manager that closes a connection after ``seconds`` and then sets ``late``.
+        """Close a connection if the context lasts longer than ``seconds``, and set ``late``.
 
-        A socket's own timeout would apply to each part of an answer separately. The connection is also closed
-        when this client is closed.
+        The socket's own timeout wouldn't do, because it applies to each part of an answer. Closing the client
+        also closes the connection.
         """
         timer = threading.Timer(seconds, _end, (late, connected))
         timer.daemon = True
@@ -174,11 +175,11 @@ class HttpClient:
 def post(url: str, value: Any, seconds: float | None = None) -> Any:
     """Send ``value`` as JSON to a server with POST, and return the server's JSON answer.
 
-    Use this in tools, environments, rewards and stages. If the server is busy (408, 425, 429, 5xx) or accepts
-    no connection, the request is retried until ``seconds`` have passed. The default for ``seconds`` is the
-    time left for the current call of the tool, environment or reward, or 60 outside of such calls. Time
-    during which one of the run's services restarts does not count. Raises ConnectionError if the request
-    fails. This error fails the row; the model does not see it.
+    Use this in tools, environments, rewards and stages. If the server is busy (408, 425, 429, 5xx) or can't
+    be reached, the request is repeated for up to ``seconds``, by default the time left for the current call
+    of the tool, environment or reward, or 60 outside of such calls. Time in which one of the run's services
+    restarts doesn't count. Raises ConnectionError if the request fails. That fails the row; the model doesn't
+    see the error.
     """
     body = HttpClient().post(url, json.dumps(value).encode(), left() if seconds is None else seconds)
     try:
@@ -188,12 +189,12 @@ def post(url: str, value: Any, seconds: float | None = None) -> Any:
 
 
 def token() -> str:
-    """Return the token of `rlflow serve` from the environment; empty if it is missing or blank."""
+    """Return the token for `rlflow serve` from the environment, or "" if it is missing or blank."""
     return os.environ.get(TOKEN, "").strip()
 
 
 def headers() -> dict[str, str]:
-    """Return the HTTP headers of a JSON request. They contain the token if this process has one."""
+    """Return the HTTP headers for a JSON request, with the token if this process has one."""
     return {
         "Content-Type": "application/json",
         **({"Authorization": f"Bearer {known}"} if (known := token()) else {}),
@@ -212,12 +213,12 @@ def refused(reply: Reply) -> Unanswered:
 
 
 def is_passing(status: int) -> bool:
-    """Return whether a retry may succeed after an answer with this status."""
+    """Whether a retry may succeed after an answer with this status."""
     return status in BUSY or status >= 500
 
 
 def wanted_pause(after: str | None, now: str | None) -> float | None:
-    """Return the seconds that a server asks clients to wait; None if it does not ask them to wait.
+    """Return how many seconds a server asks clients to wait, or None if it doesn't.
 
     ``after``: the header Retry-After, a number of seconds or a date. ``now``: the header Date.
     """
@@ -234,9 +235,9 @@ def wanted_pause(after: str | None, now: str | None) -> float | None:
 
 
 def moved(url: str, status: int, location: str | None) -> str | None:
-    """Return the URL to which an answer redirects; None if it is not a redirect that may be followed.
+    """Return the URL that an answer redirects to, or None if there is no redirect to follow.
 
-    A redirect may be followed if it stays on the same host and does not change from https to http.
+    Only redirects that stay on the same host and don't go from https to http are followed.
     """
     if status not in MOVED or not location:
         return None
@@ -259,14 +260,14 @@ def _origin(url: str) -> tuple[str | None, int | None, str]:
 
 
 def _without_token(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers without the token, for a redirect to another port of the same host."""
+    """Return the headers without the token, for a redirect to another port on the same host."""
     return {name: value for name, value in headers.items() if name != "Authorization"}
 
 
 def passes(error: BaseException) -> bool:
-    """Return whether a retry may succeed after a connection error.
+    """Whether a retry may succeed after a connection error.
 
-    The error prevented a request, or cut off its answer.
+    The error either kept a request from being sent or cut off the answer.
     """
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN and _may_connect()
@@ -275,9 +276,9 @@ def passes(error: BaseException) -> bool:
 
 
 def _may_connect() -> bool:
-    """Return whether this process may open network connections.
+    """Whether this process is allowed to open network connections.
 
-    The sandbox of rewards may refuse this; a refused name lookup then looks like a temporary failure.
+    In a reward's sandbox it may not be, and a failed name lookup then looks like a temporary problem.
     """
     try:
         socket.socket().close()
@@ -292,6 +293,6 @@ def _end(late: threading.Event, connected: socket.socket) -> None:
 
 
 def _cut(connected: socket.socket) -> None:
-    """Close a connection from another thread. A thread that reads from it then returns."""
+    """Close a connection from another thread, so that a thread reading from it returns."""
     with contextlib.suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)

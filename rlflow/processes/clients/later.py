@@ -1,4 +1,4 @@
-"""Time limits for async calls. The clock pauses while one of the run's services restarts."""
+"""Time limits for async calls that don't count restarts of the run's services."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rlflow.processes.clients.patience import within
 
 
 class TimeLimit:
-    """Like ``asyncio.timeout``, but its clock pauses while one of the run's services restarts.
+    """Like ``asyncio.timeout``, but its clock stops while one of the run's services restarts.
 
-    HTTP requests inside the context have a slightly earlier deadline.
+    HTTP requests inside the context get a slightly earlier deadline.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = outages.clock) -> None:
         self._seconds, self._clock, self._limit = seconds, clock, asyncio.Timeout(None)
 
     def expired(self) -> bool:
-        """Return whether the time limit has been exceeded."""
+        """Whether the time limit has passed."""
         return self._limit.expired()
 
     async def __aenter__(self) -> None:

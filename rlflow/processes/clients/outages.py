@@ -1,8 +1,8 @@
-"""A clock that pauses while a service of the run restarts.
+"""A clock that stops while one of the run's services restarts.
 
-Requests to services use this clock for their deadlines, so that they can wait for a restart. During an
-outage, the run writes two times into a file: when the service failed, and by when its restart must succeed.
-An environment variable has the path of this file, so that every process started by the run can read it.
+Requests to services use it for their deadlines, so they can wait for a restart. During an outage, the run
+writes to a file when the service failed and by when its restart must succeed. The path of this file is in an
+environment variable, so that every process the run started can read it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VARIABLE = "RLFLOW_OUTAGES"  # the variable that contains the path of the file
 
 
 def clock() -> float:
-    """Return the time of the monotonic clock in seconds, minus all outages of the run's services."""
+    """Return the monotonic time in seconds, minus all outages of the run's services."""
     now = time.monotonic()
     path = os.environ.get(VARIABLE)
     past, since, until = _read(path) if path else (0.0, 0.0, 0.0)
@@ -27,10 +27,9 @@ def clock() -> float:
 
 
 def _read(path: str) -> tuple[float, float, float]:
-    """Return three times from the outage file, in seconds.
+    """Return (total length of past outages, start of the current outage, its latest end), in seconds.
 
-    They are the total length of past outages, the start of the current outage, and its latest end. All are 0
-    if there was no outage, or if the file was written on another machine, whose clock differs.
+    All are 0 if there was no outage, or if the file is from another machine, whose clock is different.
     """
     with contextlib.suppress(OSError, ValueError), open(path) as file:
         machine, *seconds = file.read().split()
@@ -41,19 +40,19 @@ def _read(path: str) -> tuple[float, float, float]:
 
 @cache
 def _machine() -> str:
-    """Return a string that identifies this machine and its last boot."""
+    """Return a string that identifies this machine and its current boot."""
     return boot() or os.uname().nodename
 
 
 class Outages:
-    """Writes the outage file. Only one process, and only one of its threads at a time, may write the file."""
+    """Writes the outage file. Only one process may write it, and only one of its threads at a time."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._past = self._since = self._until = 0.0
 
     def last_until(self, second: float) -> None:
-        """Record that an outage lasts at most until the time ``second`` of the monotonic clock.
+        """Record that an outage ends by ``second`` on the monotonic clock at the latest.
 
         0 means that all services are available. Raises OSError.
         """

@@ -1,4 +1,4 @@
-"""Retries of requests: with growing pauses, until a request succeeds, cannot succeed, or has no time left."""
+"""Retry requests with growing pauses until one succeeds, can't succeed, or time runs out."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DEFAULT = 60.0  # seconds for a request whose caller has no deadline
 # killed.
 MARGIN = 0.05
 
-# Time on the clock by which the present call must have ended.
+# When the current call must be over, on the clock.
 _limit: ContextVar[float | None] = ContextVar("limit", default=None)
 
 
 class Unanswered(ConnectionError):
-    """Error: a request failed. ``cause``: connection, status, timeout or reply."""
+    """A request failed. ``cause``: connection, status, timeout or reply."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -35,9 +35,9 @@ class Unanswered(ConnectionError):
 
 
 class Passing(Unanswered):
-    """Error: a request failed, but the reason may be temporary.
+    """A request failed, perhaps only for now.
 
-    ``after``: the seconds that the server asks to wait; None if it does not ask.
+    ``after``: how many seconds the server asks to wait, or None.
     """
 
     def __init__(self, cause: str, message: str, after: float | None = None) -> None:
@@ -47,20 +47,19 @@ class Passing(Unanswered):
 
 @dataclass(frozen=True)
 class Patience:
-    """Retries requests.
+    """Decides when to retry requests.
 
-    ``clock``: a function that returns the time in seconds, for deadlines. ``pause``: a function that waits
-    for the given seconds.
+    ``clock`` returns the time in seconds. ``pause`` waits for a number of seconds.
     """
 
     clock: Callable[[], float] = outages.clock
     pause: Callable[[float], object] = time.sleep
 
     def answer(self, ask: Callable[[float], T], seconds: float) -> T:
-        """Return the result of ``ask``, which gets the remaining seconds. Retry while ``ask`` raises Passing.
+        """Call ``ask`` with the seconds left until it no longer raises Passing, and return its result.
 
-        ``seconds``: the time for all tries together. Raises Unanswered if no time is left, or if the server
-        asks clients to wait for longer than the remaining time.
+        ``seconds``: the time for all tries together. Raises Unanswered when time runs out, or if the server
+        asks to wait longer than that.
         """
         limit, longest, tries = self.clock() + seconds, FIRST, 0
         while True:
@@ -84,9 +83,9 @@ def _counted(tries: int) -> str:
 
 
 def within(seconds: float, clock: Callable[[], float] = outages.clock) -> AbstractContextManager[None]:
-    """Context manager: inside it, requests must end shortly before ``seconds`` have passed.
+    """Make requests inside the context finish within about ``seconds``, just before the caller's deadline.
 
-    It applies to requests of the current thread or async task.
+    This applies to requests from the current thread or async task.
     """
     return with_value(_limit, clock() + seconds * (1 - MARGIN))
 
@@ -94,7 +93,8 @@ def within(seconds: float, clock: Callable[[], float] = outages.clock) -> Abstra
 def left(clock: Callable[[], float] = outages.clock) -> float:
     """Return how many seconds a request may take now.
 
-    This is the time left for the current call of a reward, environment or tool, or DEFAULT outside of calls.
+    This is the time left for the current call of a reward, environment or tool, or DEFAULT outside of such
+    calls.
     """
     limit = _limit.get()
     return DEFAULT if limit is None else max(limit - clock(), LEAST)

@@ -1,5 +1,6 @@
-"""Sandbox for a process that handles untrusted text: environment variables, limits, and restrictions.
+"""A sandbox for processes that handle untrusted text: environment variables, limits and restrictions.
 
-A process applies Landlock, seccomp and resource limits to itself. A probe reports which of them work on this
-machine. `rlflow.rewards.confinement` and `rlflow.data.chat` choose the sandbox for each process.
+A process restricts itself with Landlock, seccomp and resource limits. A probe finds out which of these work
+on this machine. Which sandbox a process gets is decided in `rlflow.rewards.confinement` and
+`rlflow.data.chat`.
 """

@@ -1,10 +1,10 @@
-"""Kernel restrictions that a process applies to itself (Linux). It cannot remove them, nor can its children.
+"""Restrictions that a process imposes on itself and its children for good (Linux).
 
-Seccomp (Linux 3.5) refuses system calls by number, here on x86-64 and ARM64. With Landlock (Linux 5.13), the
-process cannot change files outside given folders, and optionally cannot read them. It cannot access other
-processes either, and from Linux 6.12 cannot send them signals. Neither needs root. A restriction that the
-kernel does not support is skipped; ``rlflow.processes.sandbox.probe`` reports which restrictions work. Uses
-only the standard library.
+Seccomp (Linux 3.5) refuses system calls by number, here on x86-64 and ARM64. Landlock (Linux 5.13) keeps the
+process from changing files outside given folders and, optionally, from reading them. It also blocks access to
+other processes and, since Linux 6.12, signals to them. Neither needs root. Restrictions that the kernel
+doesn't support are skipped; ``rlflow.processes.sandbox.probe`` tells which of them work. Uses only the
+standard library.
 """
 
 from __future__ import annotations
@@ -244,9 +244,9 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
 class Argument(NamedTuple):
-    """A system call that is refused only with a certain argument.
+    """A system call that is only refused with a certain argument.
 
-    It is refused if the bits ``mask`` of the argument equal ``value``. Arguments are counted from 0.
+    It is refused if the argument number ``place`` (from 0), masked with ``mask``, equals ``value``.
     """
 
     call: str
@@ -263,10 +263,10 @@ UNCOUNTED = (Argument("mmap", 3, 0x21, 0x21), Argument("mmap", 3, 0x100, 0x100))
 
 
 def refuse(calls: Iterable[str], forks: bool = True, arguments: Iterable[Argument] = ()) -> bool:
-    """Make these system calls fail in this thread, and in all threads and processes that it starts.
+    """Make these system calls fail in this thread and in all threads and processes that it starts.
 
-    ``forks``: whether the thread may still start processes. ``arguments``: system calls that fail only with
-    certain arguments. Call ``no_new_privileges`` first. Returns whether the kernel has applied the filter.
+    ``forks``: whether the thread may still start processes. ``arguments``: calls that only fail with certain
+    arguments. Call ``no_new_privileges`` first. Returns whether the kernel applied the filter.
     """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in NUMBERS:
@@ -282,7 +282,7 @@ def _filter(
 ) -> Iterable[bytes]:
     """Yield the instructions of a seccomp filter.
 
-    The system call ``socket`` fails with EACCES, so that callers can tell this refusal from others.
+    ``socket`` fails with EACCES, so that callers can tell why.
     """
     numbers = NUMBERS[machine]
     yield _step(LOAD, ARCHITECTURE)
@@ -318,7 +318,7 @@ def _filter(
 def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
     """Return one instruction of a seccomp filter.
 
-    ``yes``, ``no``: how many instructions to skip if a comparison is true, or false.
+    ``yes`` and ``no``: how many instructions to skip if a comparison is true or false.
     """
     return struct.pack("HBBI", code, yes, no, value)
 
@@ -338,25 +338,25 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def landlock_version() -> int:
-    """Return the version of Landlock in the kernel; 0 if the kernel does not have it."""
+    """Return the version of Landlock in the kernel, or 0 if it has none."""
     return max(0, int(_libc().syscall(CREATE_RULESET, None, 0, 1))) if sys.platform == "linux" else 0
 
 
 def only_change(paths: Iterable[str]) -> bool:
-    """Allow this thread, and everything that it starts, to change only files at or below ``paths``.
+    """Let this thread and everything it starts change only files at or below ``paths``.
 
-    They can then access only processes with the same restriction. Call ``no_new_privileges`` first. Returns
-    whether the kernel has applied the restriction.
+    They can then only access processes under the same restriction. Call ``no_new_privileges`` first. Returns
+    whether the kernel applied the restriction.
     """
     changes = _changes()
     return _restrict(changes, ((path, changes) for path in paths))
 
 
 def only_read(paths: Iterable[str], listed: Iterable[str]) -> bool:
-    """Allow this thread, and everything that it starts, to read only files at or below ``paths``.
+    """Let this thread and everything it starts read only files at or below ``paths``.
 
-    They can change only /dev/null. They can list the names in folders at or below ``listed``. The rest is as
-    in ``only_change``.
+    They can list the names in folders at or below ``listed``, and change only /dev/null. Otherwise like
+    ``only_change``.
     """
     rules = [*((path, READ_FILE | READ_DIR) for path in paths), *((path, READ_DIR) for path in listed)]
     rules += [("/dev/null", _changes() & OF_A_FILE)]
@@ -369,10 +369,9 @@ def _changes() -> int:
 
 
 def _restrict(handled: int, allowed: Iterable[tuple[str, int]]) -> bool:
-    """Refuse file permissions, with exceptions for some paths. Return whether the kernel has applied this.
+    """Refuse file permissions, except in some places. Returns whether the kernel applied this.
 
-    ``handled``: the permissions to refuse, as bits. ``allowed``: (path, permissions that are still allowed
-    there).
+    ``handled``: the permissions to refuse, as bits. ``allowed``: (path, permissions still allowed there).
     """
     version = landlock_version()
     if not version:
@@ -402,13 +401,13 @@ def _allow(rules: int, path: str, rights: int) -> None:
 def no_new_privileges() -> bool:
     """Keep this process and its children from gaining permissions, even through setuid programs.
 
-    Returns whether the kernel has applied this.
+    Returns whether the kernel applied this.
     """
     return sys.platform == "linux" and int(_libc().prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) == 0
 
 
 def outlive() -> None:
-    """Cancel the signal that this process gets when its parent ends. Raises OSError if that is refused."""
+    """Cancel the signal that this process gets when its parent ends. Raises OSError if that isn't allowed."""
     if _libc().prctl(1, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the signal at the end of the parent cannot be switched off")
 
@@ -419,10 +418,9 @@ CAPABILITY_VERSION = 0x20080522
 
 
 def keep_capabilities(allowed: int) -> bool:
-    """Drop all capabilities (the separate permissions of root) except ``allowed``, a set of bits.
+    """Drop all capabilities (the separate permissions of root) that aren't in ``allowed``, a set of bits.
 
-    With the other capabilities, a root process could access all other processes. Returns whether the kernel
-    has applied this.
+    With the others, a root process could access all other processes. Returns whether the kernel applied this.
     """
     if sys.platform != "linux":
         return False

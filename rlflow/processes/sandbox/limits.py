@@ -1,6 +1,6 @@
 """Environment variables and resource limits for a process that handles untrusted text.
 
-This module uses only the standard library.
+Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ BEGINNINGS, ENDINGS = ("LC_", "RLFLOW_SERVICE_"), ("_NUM_THREADS",)  # includes 
 def environment(folder: str, extra: Iterable[str] = ()) -> dict[str, str]:
     """Return the environment variables for a process that handles untrusted text.
 
-    They are this process's variables without secrets (paths, language, threads), and its variables named in
-    ``extra``. HOME and TMPDIR are ``folder``.
+    These are this process's harmless variables (paths, language, threads) and those named in ``extra``. HOME
+    and TMPDIR are ``folder``.
     """
     names = [
         name for name in os.environ if name in KEPT or name.startswith(BEGINNINGS) or name.endswith(ENDINGS)
@@ -47,9 +47,9 @@ def environment(folder: str, extra: Iterable[str] = ()) -> dict[str, str]:
 
 
 def take(limits: Mapping[int, int]) -> None:
-    """Set resource limits of this process permanently: soft and hard limits are both set.
+    """Set resource limits of this process for good, by setting both the soft and the hard limits.
 
-    ``limits``: a constant RLIMIT_… → its value. Limits that the kernel does not support are skipped.
+    ``limits`` maps RLIMIT_… constants to values. Limits that the kernel doesn't support are skipped.
     """
     for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
@@ -58,9 +58,9 @@ def take(limits: Mapping[int, int]) -> None:
 
 
 def threads() -> int:
-    """Return the number of threads of this user, which the kernel counts for RLIMIT_NPROC.
+    """Return how many threads this user has, which is what the kernel counts for RLIMIT_NPROC.
 
-    The function reads /proc directly, because a sandboxed process imports as little as possible.
+    Reads /proc directly, because a sandboxed process imports as little as possible.
     """
     total, user = 0, os.getuid()
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():

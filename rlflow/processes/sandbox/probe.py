@@ -1,4 +1,4 @@
-"""Probe of the sandbox: a process enters the sandbox and tries to break each restriction.
+"""Probe the sandbox: start a process that enters it and tries to break each restriction.
 
 Run it as ``python -m rlflow.processes.sandbox.probe FOLDER KIND``. It prints the names of the restrictions
 that held, as JSON. KIND is "scorers", or "code" for code from models or third parties.
@@ -40,15 +40,15 @@ Kind = Literal["scorers", "code"]
 
 
 def around(kind: Kind) -> dict[str, str]:
-    """Return the restrictions in the sandbox of this kind, each with the kernel feature that it needs."""
+    """Return the restrictions in this kind of sandbox, each with the kernel feature it needs."""
     return SANDBOX | OF_CODE if kind == "code" else SANDBOX
 
 
 @functools.cache
 def missing(kind: Kind = "scorers") -> tuple[str, ...]:
-    """Return the names of the restrictions that do not work on this machine.
+    """Return the names of the restrictions that don't work on this machine.
 
-    The list is empty if the sandbox of this kind works completely.
+    Empty if this kind of sandbox works completely.
     """
     with tempfile.TemporaryDirectory(prefix="rlflow-probe-") as folder:
         command = [sys.executable, "-P", "-m", "rlflow.processes.sandbox.probe", folder, kind]
@@ -67,7 +67,7 @@ def missing(kind: Kind = "scorers") -> tuple[str, ...]:
 
 
 def lines() -> list[str]:
-    """Return a line of text for each restriction, which says whether it works on this machine."""
+    """Return a line for each restriction, saying whether it works on this machine."""
     lacks = (*missing(), *(name for name in missing("code") if name in OF_CODE))
     stand = [
         f"{name}: {f'not isolated: this machine lacks {needs}' if name in lacks else 'isolated'}"
@@ -89,7 +89,7 @@ def _refused(action: Callable[[], object]) -> bool:
 
 
 def main() -> None:
-    """Enter the sandbox, try to break each restriction, and print the names of the restrictions that held."""
+    """Enter the sandbox, try to break each restriction, and print the names of those that held."""
     folder, kind = sys.argv[1], sys.argv[2]
     writable = os.path.join(folder, "own")
     os.mkdir(writable)

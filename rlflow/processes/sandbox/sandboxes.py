@@ -1,7 +1,7 @@
-"""Sandboxes for each kind of process that handles untrusted text.
+"""The sandboxes for the different kinds of processes that handle untrusted text.
 
-A process enters its sandbox itself, before it reads such text. The module also lists the files that Python
-needs to read. It uses only the standard library.
+A process enters its sandbox before it reads such text. This module also lists the files that Python needs to
+read. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ SYSTEM = (
 
 
 def packages() -> list[str]:
-    """Return the folders in which Python packages are installed."""
+    """Return the folders that Python packages are installed in."""
     paths = sysconfig.get_paths()
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     return list(dict.fromkeys([paths["purelib"], paths["platlib"], *site.getsitepackages(), *user]))
 
 
 def readable() -> Iterator[str]:
-    """Yield the files and folders that code in a sandbox may read.
+    """Yield the files and folders that sandboxed code may read.
 
-    These are the interpreter's modules, the system's libraries, and installed packages except rlflow.
+    These are the interpreter's modules, the system's libraries, and installed packages other than rlflow.
     """
     paths = sysconfig.get_paths()
     yield from SYSTEM
@@ -55,7 +55,7 @@ def readable() -> Iterator[str]:
 
 
 def listed() -> list[str]:
-    """Return the folders whose file names code in a sandbox may list, because Python's imports list them."""
+    """Return the folders that sandboxed code may list, because importing modules requires it."""
     return [*packages(), sysconfig.get_paths()["stdlib"]]
 
 
@@ -89,8 +89,8 @@ SHARE = 0.75  # share of the machine's memory that the process of a user's rewar
 def around_scorers(folder: str) -> None:
     """Enter the sandbox for rlflow's own scorers and their libraries.
 
-    They can only compute. They have no network, start no programs, change no files outside ``folder``, and
-    cannot access other processes. They may fork, because some answers are scored in a child process.
+    They can compute and little else: no network, no other programs, no changes to files outside ``folder``,
+    and no access to other processes. They may fork, because some answers are scored in a child process.
     """
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_FILES)
@@ -110,7 +110,7 @@ def around_scorers(folder: str) -> None:
 
 
 def around_answers() -> None:
-    """Tighten the sandbox in the child process of a scorer: it cannot write files, fork or change limits."""
+    """Tighten the sandbox in a scorer's child process, which can't write files, fork or change limits."""
     limits.take({resource.RLIMIT_FSIZE: 0})
     kernel.refuse(("prlimit64",), forks=False)
 
@@ -118,7 +118,7 @@ def around_answers() -> None:
 def around_templates() -> None:
     """Enter the sandbox for the process that renders chat templates.
 
-    It has no network, cannot start programs or fork, cannot access other processes, and cannot change files.
+    It has no network, and can't start programs, fork, access other processes or change files.
     """
     kernel.no_new_privileges()
     kernel.keep_capabilities(0)
@@ -129,8 +129,8 @@ def around_templates() -> None:
 def around_code(folder: str, megabytes: int, seconds: float) -> None:
     """Enter the sandbox for code from models or third parties.
 
-    The code can compute, and read ``folder``, the interpreter and installed packages. ``megabytes``: limit on
-    its memory. ``seconds``: limit on its computing time on each core.
+    The code can compute, and read ``folder``, the interpreter and installed packages. ``megabytes``: how much
+    memory it can use. ``seconds``: how long it can compute on each core.
     """
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_FILES)
@@ -150,8 +150,8 @@ def around_code(folder: str, megabytes: int, seconds: float) -> None:
 def around_rewards(folders: Sequence[str], network: bool, memory: int | None) -> None:
     """Enter the sandbox for the user's own rewards.
 
-    They can start programs. They can change files only in ``folders``, and use the network only if
-    ``network`` is true. ``memory``: limit in bytes for each process; None: a share of the machine's memory.
+    They can start programs, change files in ``folders`` and, if ``network`` is true, use the network.
+    ``memory``: how many bytes each process can use, by default a share of the machine's memory.
     """
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_USERS)

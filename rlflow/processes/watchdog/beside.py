@@ -1,4 +1,4 @@
-"""Watchdog: the part in the watched process, which starts the watchdog process and sends it messages."""
+"""The watched process's side of the watchdog: start the watchdog process and send it messages."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CODE = "import sys; sys.path.append(sys.argv[1]); from watchdog.watchdog_process
 class ProcessExit(BaseException):
     """A stage called ``os._exit``.
 
-    This class does not derive from Exception, so that handlers in the stage do not catch it.
+    This isn't an Exception, so handlers in the stage don't catch it.
     """
 
 
 class Watchdog:
-    """Handle of this process's watchdog, for use in this process.
+    """The handle by which a process uses its watchdog.
 
-    It works only on Linux. On other systems, nothing is watched.
+    It only works on Linux. On other systems, nothing is watched.
     """
 
     def __init__(self) -> None:
@@ -55,10 +55,9 @@ class Watchdog:
 
     @classmethod
     def start(cls) -> Watchdog:
-        """Start a watchdog process for this process, and return the handle.
+        """Start a watchdog process for this process, and return its handle.
 
-        If the system has no process, thread or memory for it, the handle has no watchdog, and the run
-        continues without one.
+        If there is no process, thread or memory left for it, the run goes on without a watchdog.
         """
         watchdog_process = cls()
         if sys.platform == "linux":
@@ -81,7 +80,7 @@ class Watchdog:
         self.refuse_exits()
 
     def refuse_exits(self) -> None:
-        """From now on, calls of ``os._exit`` in a node raise ``ProcessExit`` in that node."""
+        """From now on, make ``os._exit`` raise ``ProcessExit`` if a node calls it."""
         global _exit
         if not watched:
             _exit = os._exit
@@ -108,9 +107,9 @@ class Watchdog:
         )
 
     def _beat(self, child: subprocess.Popen[bytes]) -> None:
-        """Run in a thread: send heartbeats, and start the watchdog process again if it is killed.
+        """Send heartbeats, and restart the watchdog process if it is killed. Runs in a thread.
 
-        ``child``: the watchdog process that runs now.
+        ``child``: the current watchdog process.
         """
         for start in range(STARTS):
             if start:
@@ -126,7 +125,7 @@ class Watchdog:
                 return
 
     def watch(self, folder: Path) -> None:
-        """Tell the watchdog process that a run begins in this folder."""
+        """Tell the watchdog process that a run starts in this folder."""
         self._run_message = _line(
             {"run": {"folder": str(folder), "path": str(folder.absolute()), "stacks": show_stacks()}}
         )
@@ -134,11 +133,11 @@ class Watchdog:
 
     @contextlib.contextmanager
     def during_call(self, name: str, seconds: float, late: str) -> Iterator[None]:
-        """Context manager for a call of a native library that may hold the interpreter's lock.
+        """Guard a call of a native library that may hold the interpreter's lock.
 
-        If the call still holds the lock after ``seconds``, the watchdog kills this process, prints ``late``
-        and sets exit code 2. If a signal asks to stop while the call holds the lock, the watchdog kills the
-        process soon after. ``name``: the library's name in messages.
+        If it still holds the lock after ``seconds``, the watchdog kills this process, prints ``late`` and
+        sets exit code 2. If a signal asks to stop in the meantime, the watchdog kills the process soon after.
+        ``name``: the library's name in messages.
         """
         self._call_message = _line({"call": {"name": name, "seconds": seconds, "late": late}})
         self._send(self._call_message)
@@ -150,9 +149,9 @@ class Watchdog:
             self._send(_line({"call": None}))
 
     def remove_in_the_end(self, folder: Path) -> None:
-        """Register a private folder that the watchdog removes when this process ends, however it ends.
+        """Have the watchdog remove a private folder when this process ends, however it ends.
 
-        Call this before the folder is created. The watchdog ignores a missing folder.
+        Call this before you create the folder; a missing folder does no harm.
         """
         self._folders.append(folder)
         self._send(_folder(folder))
@@ -192,7 +191,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def marking(self) -> Iterator[None]:
-        """Context manager: processes that are started inside it get the run's process tag."""
+        """Give the run's process tag to processes that are started inside the context."""
         self.mark()
         try:
             yield
@@ -204,10 +203,10 @@ class Watchdog:
                 os.environ.pop(process_tag.MARK, None)
 
     def forked(self) -> None:
-        """Prepare a child that a stage has forked. The child calls this.
+        """Prepare a child process that a stage forked. Called in the child.
 
-        The watchdog is told about the child, because the child's environment may lack the process tag. The
-        child ignores Ctrl-C, and ends at other signals that ask a run to stop.
+        The watchdog is told about the child, which may not have the process tag in its environment. The child
+        ignores Ctrl-C and ends at the other signals that ask a run to stop.
         """
         self._send(_line({"fork": os.getpid()}))
         signal.set_wakeup_fd(-1)
@@ -223,8 +222,8 @@ class Watchdog:
 def for_worker() -> Watchdog:
     """Return the watchdog of a worker process.
 
-    A worker with the process tag of a run gets a handle without a watchdog process, because the run's
-    watchdog ends the worker.
+    If the worker has a run's process tag, that run's watchdog will end it, so it gets a handle without a
+    process.
     """
     if process_tag.MARK not in os.environ:
         watchdog_process = Watchdog.start()
@@ -244,9 +243,9 @@ def _line(message: object) -> bytes:
 
 
 def during_call(name: str, seconds: float, late: str) -> contextlib.AbstractContextManager[None]:
-    """Return the context manager ``Watchdog.during_call`` of this process's watchdog.
+    """Guard a call with this process's watchdog, as in ``Watchdog.during_call``.
 
-    If there is no watchdog, the context manager has no effect.
+    Has no effect if there is no watchdog.
     """
     return watched[-1].during_call(name, seconds, late) if watched else contextlib.nullcontext()
 
@@ -256,9 +255,9 @@ _exit = os._exit  # the original function, before a watchdog replaced it
 
 
 def _leave(status: int) -> NoReturn:
-    """Replacement of ``os._exit``: raise ProcessExit if a node of this process calls it, otherwise exit.
+    """Stand in for ``os._exit``: raise ProcessExit if a node of this process calls it, otherwise exit.
 
-    A forked child always exits.
+    Forked children always exit.
     """
     if any(
         watchdog_process.pid == os.getpid() and watchdog_process.heartbeat_page.inside

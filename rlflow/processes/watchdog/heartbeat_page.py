@@ -1,7 +1,7 @@
-"""Heartbeat page: shared memory in which a process records its running nodes for the watchdog.
+"""The heartbeat page: shared memory in which a process records its running nodes for the watchdog.
 
-The watchdog can read it even if the process hangs. This module uses only the standard library, because the
-watchdog loads it.
+The watchdog can read it even if the process hangs. Uses only the standard library, because the watchdog loads
+this module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZE = BEATS.size + PLACES * ENTRY.size
 
 
 class NodeUnderWay(NamedTuple):
-    """A node that is running, as recorded in the heartbeat page."""
+    """A running node, as recorded in the heartbeat page."""
 
     number: int  # number of the node's run, unique within the process; 0 for an empty entry
     seconds: float  # deadline of the node
@@ -33,7 +33,7 @@ class NodeUnderWay(NamedTuple):
 
 
 class HeartbeatPage:
-    """The heartbeat page in the memory of the file descriptor ``file``.
+    """A heartbeat page in the memory behind the file descriptor ``file``.
 
     If ``file`` is None, nothing is recorded.
     """
@@ -47,9 +47,9 @@ class HeartbeatPage:
 
     @classmethod
     def new(cls) -> HeartbeatPage:
-        """Return a heartbeat page in new memory, which is freed when the last process closes it (Linux).
+        """Return a page in new memory, which is freed when the last process closes it (Linux).
 
-        Raises OSError.
+        Raises OSError if there is no memory.
         """
         file = os.memfd_create("rlflow-board")
         try:
@@ -64,7 +64,7 @@ class HeartbeatPage:
 
     @contextlib.contextmanager
     def during(self, name: str, iteration: int, seconds: float) -> Iterator[None]:
-        """Context manager: inside it, the page shows that this thread runs the node ``name``.
+        """Show on the page that this thread runs the node ``name`` while the context lasts.
 
         ``seconds``: the node's deadline.
         """
@@ -81,7 +81,7 @@ class HeartbeatPage:
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
-        """Context manager: inside it, this thread runs part of a node for another thread, which waits."""
+        """Note that, inside the context, this thread runs part of a node for another thread that waits."""
         outer, self._inside.deep = self.inside, True
         try:
             yield
@@ -89,7 +89,7 @@ class HeartbeatPage:
             self._inside.deep = outer
 
     def _free_place(self) -> int | None:
-        """Return the position of a free entry in the page; None if all entries are used."""
+        """Return the position of a free entry, or None if all are taken."""
         try:
             return self._free.popleft()
         except IndexError:
@@ -97,7 +97,7 @@ class HeartbeatPage:
 
     @property
     def inside(self) -> bool:
-        """Whether this thread runs a node, or a part of a node."""
+        """Whether this thread is running a node or part of one."""
         return getattr(self._inside, "deep", False)
 
     def _put(self, place: int, entry: NodeUnderWay) -> None:
@@ -113,7 +113,7 @@ class HeartbeatPage:
             )
 
     def beat(self) -> None:
-        """Write a heartbeat. It shows that threads of the interpreter can run."""
+        """Write a heartbeat, which shows that the interpreter's threads can run."""
         self._beats += 1
         if self._memory is not None:
             BEATS.pack_into(self._memory, 0, self._beats)
@@ -123,12 +123,12 @@ class HeartbeatPage:
 
     @property
     def beats(self) -> int:
-        """Number of heartbeats so far."""
+        """How many heartbeats there have been."""
         assert self._memory is not None
         return int(BEATS.unpack_from(self._memory, 0)[0])
 
     def entries(self) -> list[NodeUnderWay]:
-        """Return the running nodes, in the order in which they have started."""
+        """Return the running nodes in the order in which they started."""
         assert self._memory is not None
         slots = (ENTRY.unpack_from(self._memory, BEATS.size + place * ENTRY.size) for place in range(PLACES))
         return sorted(

@@ -1,8 +1,8 @@
-"""Launcher: the parent process of a run. It returns the correct exit code to the shell.
+"""The launcher, a run's parent process, which returns the right exit code to the shell.
 
-A run that is killed because its interpreter hangs has no exit code of its own. If C code ends a run with code
-0, this code is wrong. The command that starts a run therefore forks before it loads anything: the child
-executes the run, and the parent forwards signals and waits.
+A run that is killed because its interpreter hangs has no exit code of its own, and if C code ends a run with
+code 0, that code is wrong. The command that starts a run therefore forks before it loads anything. The child
+executes the run, while the parent forwards signals and waits.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ _at_once = False
 
 
 def pipe() -> int:
-    """Return the file descriptor of the pipe to the launcher; -1 if there is no launcher."""
+    """Return the file descriptor of the pipe to the launcher, or -1 if there is no launcher."""
     return -1 if _pipe is None else _pipe
 
 
 def leave_at_once() -> None:
-    """Make this process exit without the exit handlers of libraries.
+    """Make this process exit without running the exit handlers of libraries.
 
-    Such handlers would wait for processes that have ended.
+    They would wait for processes that are already gone.
     """
     global _at_once
     _at_once = True
 
 
 def leaves_at_once() -> bool:
-    """Return whether ``leave_at_once`` has been called."""
+    """Whether ``leave_at_once`` has been called."""
     return _at_once
 
 
 def seen(number: int) -> None:
-    """Tell the launcher that the run itself has received the signal ``number``."""
+    """Tell the launcher that the run itself received the signal ``number``."""
     if number == signal.SIGINT:
         _report(SEEN)
 
@@ -66,10 +66,10 @@ def _report(kind: bytes, value: int = 0) -> None:
 
 
 def apart() -> int | None:
-    """Fork this process: the child continues the command, and the parent becomes its launcher.
+    """Fork this process: the child carries on with the command, and the parent becomes its launcher.
 
-    Returns None in the child. In the launcher, it returns the child's exit code after the child has ended. If
-    the process already has threads, or the system is not Linux, it does not fork and returns None.
+    Returns None in the child. In the launcher, returns the child's exit code once it has ended. If the
+    process already has threads or this isn't Linux, it returns None without forking.
     """
     global _pipe
     if sys.platform != "linux" or HEAVY in sys.modules or threading.active_count() > 1:
@@ -98,7 +98,7 @@ def apart() -> int | None:
 class Launcher:
     """Waits for the child process that executes the run.
 
-    ``pipe_end``: file descriptor from which the child's messages are read.
+    ``pipe_end``: the file descriptor that the child's messages come from.
     """
 
     def __init__(self, child: int, pipe_end: int) -> None:
@@ -133,10 +133,10 @@ class Launcher:
         return self._code(status)
 
     def _ended(self) -> bool:
-        """Return whether the child has ended, without reaping it, so that the watchdog can examine it.
+        """Whether the child has ended. It isn't reaped yet, so that the watchdog can examine it.
 
-        Other processes that have ended are reaped; this process has adopted them from parents that ended
-        earlier.
+        Other processes that have ended are reaped. This process has adopted them from parents that ended
+        before them.
         """
         while (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if info.si_pid == self.child:
@@ -145,10 +145,10 @@ class Launcher:
         return False
 
     def _received_too(self, info: signal.struct_siginfo) -> bool:
-        """Return whether the child has received this signal too, so that it must not be forwarded.
+        """Whether the child got this signal too, in which case it must not be forwarded.
 
-        A terminal sends Ctrl-C to both processes, and other programs may send a signal to both. Only Ctrl-C
-        needs this check, because a second Ctrl-C has a stronger effect than the first.
+        A terminal sends Ctrl-C to both processes, and other programs may signal both. Only Ctrl-C needs this
+        check, because a second one does more than the first.
         """
         if info.si_signo != signal.SIGINT:
             return False
@@ -160,7 +160,7 @@ class Launcher:
         return reported or info.si_code > 0  # the kernel sends it to both processes
 
     def _read(self, seconds: float) -> bool:
-        """Read the messages that arrive within ``seconds``. Return whether more messages may come."""
+        """Read the messages that arrive within ``seconds``. Returns whether there may be more."""
         if not select.select([self._pipe_end], [], [], max(seconds, 0.0))[0]:
             return True
         data = os.read(self._pipe_end, 1 << 10)  # a pipe delivers each write as a unit
@@ -168,9 +168,9 @@ class Launcher:
         return bool(data)
 
     def _read_to_the_end(self) -> None:
-        """Read messages until the child and the watchdog have closed the pipe, for at most CLOSE_SECONDS.
+        """Read messages until the child and the watchdog close the pipe, for at most CLOSE_SECONDS.
 
-        The limit is needed because a forked process may keep the pipe open.
+        The limit is there because a forked process could keep the pipe open.
         """
         limit = time.monotonic() + CLOSE_SECONDS
         while self._read(limit - time.monotonic()) and time.monotonic() < limit:
@@ -187,7 +187,7 @@ class Launcher:
 
 
 def _die_by(number: int) -> None:
-    """Kill this process with the signal that killed the run. The shell then sees this signal."""
+    """Kill this process with the signal that killed the run, so that the shell sees that signal."""
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

@@ -1,7 +1,7 @@
-"""Private folders in places that all users can write to, such as /tmp.
+"""Private folders in places that everyone can write to, such as /tmp.
 
-A folder of another user is never used, and links are not followed. This module uses only the standard
-library, because the watchdog loads it.
+Another user's folder is never used, and links aren't followed. Uses only the standard library, because the
+watchdog loads this module.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PLACES = ("/tmp", "/var/tmp")  # folders that are tried after the one in TMPDIR
 
 
 class NotPrivate(PermissionError):
-    """Error: a folder belongs to another user, or another user could change it."""
+    """A folder belongs to another user, or another user could change it."""
 
 
 def create(path: str | os.PathLike[str]) -> None:
-    """Create a new private folder.
+    """Create a private folder.
 
-    Raises FileExistsError if the path exists, even as a broken link. Raises NotPrivate if another user could
+    Raises FileExistsError if the path exists, even as a broken link, and NotPrivate if another user could
     replace the folder.
     """
     check_place(os.path.dirname(os.path.abspath(path)))
@@ -34,9 +34,9 @@ def create(path: str | os.PathLike[str]) -> None:
 
 
 def share(path: str | os.PathLike[str]) -> None:
-    """Create a private folder, or use it if a process of this user has already created it.
+    """Create a private folder, or use the one that another process of this user has created.
 
-    Raises NotPrivate if the path exists and is not a private folder of this user.
+    Raises NotPrivate if the path exists but isn't a private folder of this user.
     """
     try:
         create(path)
@@ -45,7 +45,7 @@ def share(path: str | os.PathLike[str]) -> None:
 
 
 def check(path: str | os.PathLike[str]) -> None:
-    """Raise NotPrivate unless the path is a folder that this user owns and only this user can enter."""
+    """Raise NotPrivate unless the path is a folder that this user owns and nobody else can enter."""
     status, user = os.lstat(path), os.geteuid()
     if not stat.S_ISDIR(status.st_mode):
         raise NotPrivate(
@@ -65,8 +65,8 @@ def check(path: str | os.PathLike[str]) -> None:
 def check_place(folder: str | os.PathLike[str]) -> None:
     """Raise NotPrivate if other users could rename or remove this user's entries in ``folder``.
 
-    They could do so in their own folders, and in folders without a sticky bit to which others may write.
-    Members of this user's own group may write to the folder.
+    That is possible in their own folders, and in folders that others can write to without a sticky bit.
+    Members of this user's own group are trusted.
     """
     status = os.stat(folder)
     if status.st_uid not in (0, os.geteuid()):
@@ -83,10 +83,10 @@ def check_place(folder: str | os.PathLike[str]) -> None:
 
 
 def place(longest: int = 4096, first: Iterable[str] = ()) -> str:
-    """Return the first folder for temporary files in which other users cannot replace this user's files.
+    """Return the first temporary folder in which other users can't replace this user's files.
 
-    The function tries ``first``, then TMPDIR, then the system's folders. ``longest``: maximum size of the
-    path in bytes. Raises NotPrivate, with the reason for each folder.
+    Tries ``first``, then TMPDIR, then the system's folders. ``longest``: the maximum size of the path in
+    bytes. If none is suitable, raises NotPrivate with the reason for each.
     """
     problems = []
     for folder in dict.fromkeys([*first, tempfile.gettempdir(), *PLACES]):
@@ -104,10 +104,9 @@ def place(longest: int = 4096, first: Iterable[str] = ()) -> str:
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Remove a folder of this user with its content, as far as possible.
+    """Remove one of this user's folders with its contents, as far as possible.
 
-    If this leaves a run's private folder empty, remove that folder too. Links and folders of other users are
-    kept.
+    If that leaves a run's private folder empty, it is removed too. Links and other users' folders are kept.
     """
     with contextlib.suppress(OSError):
         status = os.lstat(path)

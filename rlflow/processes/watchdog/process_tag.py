@@ -1,9 +1,9 @@
-"""Processes of a run, found and ended by their process tag.
+"""Find and end the processes of a run by their process tag.
 
-The tag is an environment variable. Every process that a run starts inherits the tag, even through forks and
-new sessions, and keeps it after its parent has ended. /proc shows which processes have the tag. Ray's
-processes may overwrite the tag with their titles; they are recognised by the files of the run that they have
-open. This module reads /proc directly, without psutil: the watchdog loads it, and must start within
+The tag is an environment variable that every process started by a run inherits, even through forks and new
+sessions, and keeps after its parent has ended. /proc shows which processes have it. Ray's processes can
+overwrite it with their titles, so they are recognised by the run's files that they have open. This module
+reads /proc directly instead of using psutil, because the watchdog loads it and must start within
 milliseconds.
 """
 
@@ -33,7 +33,7 @@ Known = tuple[int, str]  # (pid, start time) of a process; the start time as in 
 
 
 class Stat(NamedTuple):
-    """The kernel's description of a process."""
+    """What the kernel says about a process."""
 
     state: str  # state as a letter: T for stopped, Z for ended and not yet reaped, …
     parent: int  # pid of the parent
@@ -42,7 +42,7 @@ class Stat(NamedTuple):
 
 
 def stat(pid: int) -> Stat | None:
-    """Return the kernel's description of a process; None if the process does not exist."""
+    """Return what the kernel says about a process, or None if it doesn't exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()  # the name before it may contain anything
@@ -52,26 +52,26 @@ def stat(pid: int) -> Stat | None:
 
 
 def started(pid: int) -> str:
-    """Return the start time of a process in clock ticks since the machine's boot; empty if it has ended."""
+    """Return when a process started, in clock ticks since the machine's boot, or "" if it has ended."""
     status = stat(pid)
     return status.started if status is not None and status.state not in "ZX" else ""
 
 
 def lives(pid: int, start: str) -> bool:
-    """Return whether the process with this pid and start time still exists, running or stopped.
+    """Whether the process with this pid and start time still exists, running or stopped.
 
-    Returns False if the pid now belongs to another process.
+    False if the pid now belongs to another process.
     """
     return start != "" and started(pid) == start
 
 
 def marks(name: str, value: str = "") -> str:
-    """Return the value of the process tag after ``name`` is added to ``value``."""
+    """Return the value of the process tag with ``name`` added to ``value``."""
     return f"{value}/{name}" if value else name
 
 
 def without(name: str, value: str) -> str:
-    """Return the value of the process tag after ``name`` is removed from ``value``."""
+    """Return the value of the process tag with ``name`` removed from ``value``."""
     return "/".join(part for part in value.split("/") if part != name)
 
 
@@ -83,7 +83,7 @@ def _pids() -> Iterator[int]:
 def marked(name: str) -> list[int]:
     """Return the pids of all processes with ``name`` in their process tag.
 
-    Processes that run a command in ``LEFT_ALONE`` are not included.
+    Processes that run a command in ``LEFT_ALONE`` are left out.
     """
     pids, encoded, prefix = [], name.encode(), f"{MARK}=".encode()
     for pid in _pids():
@@ -102,13 +102,13 @@ def marked(name: str) -> list[int]:
 
 
 def of_ray(folders: Iterable[str]) -> list[int]:
-    """Return the pids of Ray's processes that have files open below these folders."""
+    """Return the pids of Ray's processes that have files in these folders open."""
     below = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)
     return [pid for pid in _pids() if command(pid).startswith(RAY) and _has_open(pid, below)]
 
 
 def _has_open(pid: int, below: tuple[str, ...]) -> bool:
-    """Return whether a process has a file open whose path begins with one of ``below``."""
+    """Whether a process has an open file whose path starts with one of ``below``."""
     with contextlib.suppress(OSError):
         for entry in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # it may be closed in the meantime
@@ -118,9 +118,9 @@ def _has_open(pid: int, below: tuple[str, ...]) -> bool:
 
 
 def _environment(pid: int) -> bytes:
-    """Return the environment with which a process was started.
+    """Return the environment that a process was started with.
 
-    It is empty if the process has ended or belongs to another user.
+    Empty if the process has ended or belongs to another user.
     """
     for _ in range(STARTING):
         try:
@@ -138,7 +138,7 @@ def _environment(pid: int) -> bytes:
 
 
 def left_alone(pid: int) -> bool:
-    """Return whether a process runs a command in ``LEFT_ALONE``. Such a process ends by itself."""
+    """Whether a process runs a command in ``LEFT_ALONE``, and so ends by itself."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         words = file.read()
         return any(name in words for name in LEFT_ALONE)
@@ -146,14 +146,14 @@ def left_alone(pid: int) -> bool:
 
 
 def command(pid: int) -> str:
-    """Return the first word of a process's command line; empty if it has ended."""
+    """Return the first word of a process's command line, or "" if it has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return file.read().partition(b"\0")[0].decode(errors="replace")
     return ""
 
 
 def descendants(pid: int) -> list[Known]:
-    """Return (pid, start time) for all descendants of a process."""
+    """Return (pid, start time) of all descendants of a process."""
     children: dict[int, list[Known]] = {}
     for child in _pids():
         if (status := stat(child)) is not None:
@@ -167,12 +167,12 @@ def descendants(pid: int) -> list[Known]:
 
 
 def still(processes: list[Known]) -> list[int]:
-    """Return the pids of the processes that still exist. ``processes``: (pid, start time) of each."""
+    """Return the pids of those processes, given as (pid, start time), that still exist."""
     return [pid for pid, start in processes if lives(pid, start)]
 
 
 def end_all(find: Callable[[], list[int]]) -> list[int]:
-    """Kill the processes that ``find`` returns, and repeat this until ``find`` returns no process.
+    """Kill the processes that ``find`` returns, again and again until it finds none.
 
     Returns the pids that are left after ``ROUNDS`` rounds.
     """
@@ -189,14 +189,14 @@ def end_all(find: Callable[[], list[int]]) -> list[int]:
 
 
 def running(pids: list[int]) -> list[int]:
-    """Return those of the pids whose processes have not ended, without the pid of this process."""
+    """Return the pids whose processes are still there, leaving out this process."""
     return [pid for pid in pids if pid != os.getpid() and started(pid)]
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process when its parent ends (Linux).
+    """Have the kernel kill this process when its parent ends (Linux).
 
-    This works however the parent ends, and even while this process is stopped. ``parent``: pid of the parent.
+    This works however the parent ends, and even while this process is stopped. ``parent``: the parent's pid.
     """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent had already ended before the request
@@ -204,10 +204,10 @@ def die_with(parent: int) -> None:
 
 
 def die_with_raylet() -> None:
-    """Make the kernel kill this process, which Ray started, when the raylet ends.
+    """Have the kernel kill this process, which Ray started, when the raylet ends.
 
-    This works because the parent of this process is the raylet, or a process that ends with the raylet. If
-    the raylet has already ended, this process ends at once.
+    This process's parent is the raylet or a process that ends with it. If the raylet is already gone, this
+    process ends at once.
     """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if sys.platform == "linux" and not started(int(os.environ.get(RAYLET, os.getppid()))):
@@ -215,7 +215,7 @@ def die_with_raylet() -> None:
 
 
 def adopt() -> None:
-    """Make this process the parent of descendants whose own parents have ended (Linux)."""
+    """Make this process the parent of descendants whose own parents end (Linux)."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -228,10 +228,10 @@ def _prctl(option: int, value: int) -> None:
 
 @contextlib.contextmanager
 def here_alone() -> Iterator[None]:
-    """Context manager: a child that is forked inside it cannot leave it.
+    """Keep children that are forked inside the context from leaving it.
 
-    If such a child returns from the context or raises an exception, it exits. Otherwise it would continue the
-    work of its parent, and send answers in the parent's place.
+    A child exits when it leaves the context or raises an exception. Otherwise, it would go on with its
+    parent's work and send answers in its place.
     """
     pid = os.getpid()
     try:

@@ -1,7 +1,6 @@
 """Signals that ask a run to stop: Ctrl-C, preemption and a closed terminal.
 
-After the first signal, the run stops at a point from which it can be resumed. A second Ctrl-C ends it at
-once.
+After the first one, the run stops where it can be resumed. A second Ctrl-C ends it at once.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ ASKING = launcher.PASSED_ON  # the launcher passes on the signals that ask the r
 
 
 class StopSignals:
-    """Context manager that turns the first signal to stop into a call of ``ask``.
+    """Calls ``ask`` when the first signal to stop arrives inside the context.
 
-    Inside it, the first SIGINT, SIGTERM or SIGHUP calls ``ask``; a later Ctrl-C raises KeyboardInterrupt. It
-    has no effect outside the main thread, because Python handles signals only there. ``wakeup``: a file
-    descriptor that gets the number of each signal, even while C code holds the interpreter's lock; -1: none.
+    The signals are SIGINT, SIGTERM and SIGHUP. After the first, another Ctrl-C raises KeyboardInterrupt. Has
+    no effect outside the main thread, the only one in which Python handles signals. ``wakeup``: a file
+    descriptor that gets the number of each signal, even while C code holds the interpreter's lock, or -1.
     """
 
     def __init__(self, ask: Callable[[], None], wakeup: int = -1) -> None:
@@ -59,9 +58,9 @@ class StopSignals:
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Context manager: inside it, each signal that asks to stop raises KeyboardInterrupt.
+    """Raise KeyboardInterrupt for any signal to stop that arrives inside the context.
 
-    Use it for work that has nothing to save, such as preparing a run or waiting for other runs. It has no
+    Use this for work that has nothing to save, such as preparing a run or waiting for other runs. Has no
     effect outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -82,9 +81,9 @@ def ending_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_terminations() -> Iterator[None]:
-    """Context manager that restores the handler of SIGTERM when it ends.
+    """Restore the handler of SIGTERM at the end of the context.
 
-    Use it around calls of a library whose native code may replace the handler. It has no effect outside the
+    Use this around calls of a library whose native code may replace the handler. Has no effect outside the
     main thread.
     """
     before = signal.getsignal(signal.SIGTERM)
@@ -97,10 +96,10 @@ def own_terminations() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_to(wakeup: int) -> Iterator[None]:
-    """Context manager: inside it, the number of each signal is written to the descriptor ``wakeup``.
+    """Inside the context, write the number of each signal to the file descriptor ``wakeup``.
 
-    This works even while C code holds the interpreter's lock. -1 means no descriptor. It has no effect
-    outside the main thread.
+    This works even while C code holds the interpreter's lock. Has no effect if ``wakeup`` is -1, or outside
+    the main thread.
     """
     if wakeup < 0 or threading.current_thread() is not threading.main_thread():
         yield
@@ -113,7 +112,7 @@ def signals_to(wakeup: int) -> Iterator[None]:
 
 
 def stopping() -> list[signal.Signals]:
-    """Return the signals that ask a run to stop, without SIGHUP if it is ignored, as under `nohup`."""
+    """Return the signals that ask a run to stop. SIGHUP is left out if it is ignored, as under `nohup`."""
     return [
         number for number in ASKING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
     ]

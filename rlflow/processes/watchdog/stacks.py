@@ -1,8 +1,8 @@
-"""Stacks of a process's threads, written by a signal handler even while C code holds the interpreter's lock.
+"""Get the stacks of a process's threads from a signal handler, even if C code holds the interpreter's lock.
 
-Each thread gets a signal and writes its own stack. One handler could write all stacks, but it would read
-frames while other threads change them, and this can crash the process. This module uses only the standard
-library, because the watchdog loads it.
+Each thread gets a signal and writes its own stack. A single handler could write them all, but it would read
+frames that other threads are changing, which can crash the process. Uses only the standard library, because
+the watchdog loads this module.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ Outer = Callable[[str, str], bool]
 
 
 def show_stacks() -> int:
-    """Install a handler for SIGUSR2 that writes the stack of the receiving thread to a file in memory.
+    """Install a handler for SIGUSR2 that writes the stack of the thread it interrupts to a file in memory.
 
-    Returns the file's descriptor, or -1 if the system does not support such files or the signal is already
-    used.
+    Returns the file's descriptor, or -1 if the system has no such files or the signal is already in use.
     """
     return _file(os.getpid())
 
@@ -49,8 +48,8 @@ def _file(pid: int) -> int:
 def written(pid: int, file: int) -> str:
     """Make the threads of a process write their Python stacks, and return the text.
 
-    ``file``: the process's descriptor from ``show_stacks``. Stacks that are not written within SECONDS are
-    missing. The text is empty if the process has ended.
+    ``file``: the process's descriptor from ``show_stacks``. Stacks that take longer than SECONDS are missing.
+    Empty if the process has ended.
     """
     path, limit = f"/proc/{pid}/fd/{file}", time.monotonic() + SECONDS
     try:
@@ -66,9 +65,9 @@ def written(pid: int, file: int) -> str:
 
 
 def _ask(pid: int, thread: int, limit: float) -> None:
-    """Make a thread write its stack, and wait until it is written. ``limit``: until when to wait.
+    """Make a thread write its stack, and wait for it, but no longer than until ``limit``.
 
-    The threads write one at a time, because two handlers at once would lose a stack. A thread that blocks the
+    Threads write one at a time, because two handlers at once would lose a stack. A thread that blocks the
     signal is skipped.
     """
     # The thread may have ended, or the C library cannot signal threads.
@@ -85,17 +84,17 @@ def _ask(pid: int, thread: int, limit: float) -> None:
 
 
 def _waits(pid: int, thread: int) -> bool:
-    """Return whether the signal is pending or blocked in a thread."""
+    """Whether the signal is pending or blocked in a thread."""
     with open(f"/proc/{pid}/task/{thread}/status") as status:
         masks = [int(line.split()[1], 16) for line in status if line.startswith(("SigPnd:", "SigBlk:"))]
     return any(mask >> (SIGNAL - 1) & 1 for mask in masks)
 
 
 def shown(dump: str, outer: Outer) -> str:
-    """Return the frames in a dump of stacks as lines of text, innermost first.
+    """Return the frames in a dump of stacks as lines, innermost first.
 
-    For each thread, only the frames inside the first frame for which ``outer`` is true are returned. Threads
-    without such a frame are skipped.
+    For each thread, only frames further in than the first one for which ``outer`` is true are included.
+    Threads without such a frame are skipped.
     """
     return "\n".join(line for frames in _threads(dump, outer) for line in frames)
 

@@ -60,7 +60,7 @@ class WatchedRun:
 
 @dataclass(frozen=True)
 class NativeCall:
-    """A call of a native library that may hang, made before a run has begun."""
+    """A call of a native library that may hang before a run has started."""
 
     name: str  # name of the library in messages
     seconds: float  # its deadline
@@ -69,7 +69,7 @@ class NativeCall:
 
 @dataclass
 class WatchdogProcess:
-    """Watches one process: reads its messages and signals, and kills it and cleans up if necessary."""
+    """Watches a process: reads its messages and signals, and kills it and cleans up if necessary."""
 
     pid: int  # the watched process
     started: str  # start time of the watched process, as returned by `process_tag.started`
@@ -100,8 +100,8 @@ class WatchdogProcess:
     def receive(self, message: dict[str, Any]) -> None:
         """Handle a message from the watched process.
 
-        A message reports the start of a run, a call of a native library, a private folder, a forked child, or
-        the end of the process.
+        It reports the start of a run, a call of a native library, a private folder, a forked child, or the
+        end of the process.
         """
         if "run" in message:
             self.run = WatchedRun(**message["run"]) if message["run"] else None
@@ -115,10 +115,10 @@ class WatchdogProcess:
         self.ended |= "end" in message
 
     def receive_signals(self, numbers: bytes) -> None:
-        """Handle the numbers of signals that the watched process has received.
+        """Handle the numbers of signals that the watched process received.
 
-        Only the first request to stop and a later Ctrl-C count. If Ctrl-C arrives twice at the same time, it
-        counts once, because one Ctrl-C can arrive in two ways.
+        Only the first request to stop and later Ctrl-Cs count. Two at almost the same time count as one,
+        because a single Ctrl-C can arrive in two ways.
         """
         for number in numbers:
             again = number == signal.SIGINT and self.stop_requests and self.stop_requests[-1] > 2 * TICK
@@ -129,7 +129,7 @@ class WatchdogProcess:
     # --------------------------------------------------------------------------------------------------------
 
     def check(self, state: str, elapsed: float) -> tuple[int, str] | None:
-        """Check the watched process. Return (exit code, reason) if the run must be ended, otherwise None.
+        """Return (exit code, reason) if the run must be ended, else None.
 
         ``state``: the kernel's state of the process. ``elapsed``: seconds since the last check.
         """
@@ -180,7 +180,7 @@ class WatchdogProcess:
     # --------------------------------------------------------------------------------------------------------
 
     def stop(self, code: int, why: str) -> None:
-        """Kill the watched process and all processes of the run, and report the reason ``why``."""
+        """Kill the watched process and all processes of the run, and report why."""
         frames = self._stacks()
         self._signal(signal.SIGCONT)
         self._signal(signal.SIGKILL)
@@ -191,9 +191,9 @@ class WatchdogProcess:
         self._report("failed" if code == FAILED else "interrupted", "\n".join(filter(None, [why, frames])))
 
     def vanished(self, status: process_tag.Stat | None) -> None:
-        """Clean up after a process that was killed or called ``os._exit``, and report its end.
+        """Clean up after a process that was killed or called ``os._exit``, and report how it ended.
 
-        ``status``: the kernel's description of the process; None if the process no longer exists.
+        ``status``: what the kernel says about the process, or None if it is gone.
         """
         self.clear()
         self.entries = self.heartbeat_page.entries()
@@ -210,9 +210,9 @@ class WatchdogProcess:
             say(f"the run's process {ending}{self._nodes_under_way()}\n{self._advice()}")
 
     def clear(self) -> list[int]:
-        """End the processes that the run has started, and remove its private folders.
+        """End the processes that the run started, and remove its private folders.
 
-        Returns the pids of the processes that could not be ended.
+        Returns the pids of processes that couldn't be ended.
         """
         left = self._end_all()
         # A child that was forked while its parent vanished may not have sent its message yet.
@@ -261,7 +261,7 @@ class WatchdogProcess:
         say(f"{why}\n{advice}")
 
     def _advice(self) -> str:
-        """Return a string that names the run's last checkpoint and the command to continue."""
+        """Return a sentence that names the run's last checkpoint and the command to continue."""
         assert self.run is not None
         checkpoints = []
         with contextlib.suppress(OSError):
@@ -276,10 +276,7 @@ class WatchdogProcess:
         return f"saved as {newest[0]}; continue with: rlflow resume {self.run.folder}"
 
     def _status(self) -> dict[str, Any]:
-        """Return the content of status.json if it describes this process and a running run.
-
-        Otherwise the result is an empty dictionary.
-        """
+        """Return status.json if it is about this process and a run that is going, else {}."""
         assert self.run is not None
         try:
             with open(os.path.join(self.run.path, "status.json")) as file:
@@ -327,7 +324,7 @@ def _signal_name(number: int) -> str:
 
 
 def say(text: str) -> None:
-    """Write a string to the run's terminal, and show the cursor, which a live view may have hidden.
+    """Write to the run's terminal, and show the cursor, which a live view may have hidden.
 
     Errors are ignored, because the terminal may be closed.
     """
@@ -341,10 +338,10 @@ def say(text: str) -> None:
 
 
 def watch(watchdog_process: WatchdogProcess, commands: int, signals: int) -> int | None:
-    """Watch a process until it ends, or until it reports that it is about to end.
+    """Watch a process until it ends or reports that it is about to end.
 
-    Returns the exit code if the watchdog has ended the run, otherwise None. ``commands``: file descriptor of
-    the process's messages. ``signals``: file descriptor of the numbers of its signals.
+    Returns the exit code if the watchdog ended the run, else None. ``commands`` and ``signals``: the file
+    descriptors for the process's messages and for the numbers of its signals.
     """
     poll, last = select.poll(), time.monotonic()
     for file in (commands, signals):
@@ -382,9 +379,9 @@ class Messages:
         self.watchdog_process, self.file, self.poll, self.torn = watchdog_process, file, poll, b""
 
     def listen(self) -> bool:
-        """Handle all messages that wait in the pipe.
+        """Handle all messages waiting in the pipe.
 
-        Returns whether the watched process, or a child that it has forked, still has the pipe open.
+        Returns whether the pipe is still open in the watched process or in a child that it forked.
         """
         while data := _read(self.file, self.poll):
             *lines, self.torn = (self.torn + data).split(b"\n")
@@ -395,9 +392,9 @@ class Messages:
 
 
 def _read(file: int, poll: select.poll) -> bytes | None:
-    """Return the bytes that can be read now; None if there are none yet.
+    """Return the bytes that can be read now, or None if there aren't any yet.
 
-    If the other end of the pipe is closed, the result is empty bytes, and the pipe is removed from ``poll``.
+    If the other end of the pipe is closed, returns b"" and removes the pipe from ``poll``.
     """
     try:
         data = os.read(file, 1 << 16)
@@ -412,9 +409,9 @@ def _read(file: int, poll: select.poll) -> bytes | None:
 def main() -> None:
     """Run the watchdog process.
 
-    The arguments are the pid and start time of the watched process, the process's name in the process tag,
-    and the file descriptors of the heartbeat page, of messages, of signals, and of the launcher's pipe (-1:
-    none). The watchdog closes its standard output at the end.
+    Its arguments are the pid and start time of the watched process, the process's name in the process tag,
+    and the file descriptors of the heartbeat page, of messages, of signals, and of the launcher's pipe (-1
+    for none). Standard output is closed when the watchdog ends.
     """
     if os.fork():  # fork, because a child of the run could be ended together with the run's other children
         os._exit(0)
