@@ -1,6 +1,6 @@
-"""Explain from a run's records why the run learns little.
+"""Explain from a run's records why it learns little.
 
-Each explanation names its evidence and a setting to change. The package has measures of recorded metrics,
-rules with thresholds and the sources of the thresholds, and the sorted findings. A run's folder is read in
-`rlflow.monitoring`. Limits on the run's speed are in `rlflow.runs.bounds`.
+Each explanation names its evidence and a setting to change. This package has the measures computed from
+recorded metrics, the rules with their thresholds and where these come from, and the sorted findings.
+`rlflow.monitoring` reads the run's folder, and `rlflow.runs.bounds` deals with what limits its speed.
 """

@@ -1,6 +1,6 @@
-"""Measures of a run, from its recorded metrics and settings.
+"""Measures of a run, computed from its recorded metrics and settings.
 
-A measure is a function that returns a number, or None if the records lack the values it needs.
+A measure is a function that returns a number, or None if the records don't have the values it needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOKENS = "funnel/tokens"
 
 @dataclass(frozen=True)
 class Evidence:
-    """The recorded iterations of a run, and its settings by flag name, such as hp.clip."""
+    """A run's recorded iterations, and its settings by flag, such as hp.clip."""
 
     iterations: Sequence[tuple[int, Mapping[Figure, float]]]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -29,12 +29,12 @@ class Evidence:
     def series(self, measured: Measured) -> Series:
         """Return the values of a metric as (iteration, value) pairs.
 
-        If several roles or updates have the metric, returns the values of the first one.
+        If several roles or updates have this metric, the first one's values are returned.
         """
         return self.of(next((figure for figure in self._figures(measured) if not figure.part), None))
 
     def of(self, figure: Figure | None) -> Series:
-        """Return the values of one figure as (iteration, value) pairs; empty for None."""
+        """Return the values of a figure as (iteration, value) pairs. Empty if it is None."""
         return (
             [(number, values[figure]) for number, values in self.iterations if figure in values]
             if figure is not None
@@ -42,7 +42,7 @@ class Evidence:
         )
 
     def setting(self, name: str) -> float | None:
-        """Return a setting as a number; None if the setting is missing or is not a number."""
+        """Return a setting as a number, or None if it is missing or isn't a number."""
         value = self.settings.get(name)
         try:
             return float(value) if value is not None and not isinstance(value, bool) else None
@@ -50,9 +50,9 @@ class Evidence:
             return None
 
     def policy(self, name: str) -> Series:
-        """Return a metric of the policy's update, as (iteration, value) pairs.
+        """Return a metric of the policy's update as (iteration, value) pairs.
 
-        The policy's update is the first update that changes log-probs.
+        The policy's update is the first one that changes log-probs.
         """
         update = next(iter(self._figures((Of.UPDATE, "funnel/moved"))), None)
         return self.of(update and update._replace(name=name))
@@ -61,14 +61,14 @@ class Evidence:
     def rewards(self) -> list[str]:
         """The reward roles whose scores are recorded separately.
 
-        If there is one reward role, or if all are recorded together, the only entry is an empty name.
+        If there is only one, or if they are all recorded together, this is a single empty name.
         """
         return list(
             dict.fromkeys(figure.part for figure in self._figures((Of.SCORES, "lowest")) if figure.part)
         ) or [""]
 
     def scores(self, name: str, reward: str) -> Series:
-        """Return a metric of a reward role's scores, as (iteration, value) pairs.
+        """Return a metric of a reward role's scores as (iteration, value) pairs.
 
         ``reward``: a name from ``rewards``.
         """
@@ -77,7 +77,7 @@ class Evidence:
         )
 
     def means(self, reward: str) -> Series:
-        """Return a reward role's mean score, as (iteration, value) pairs.
+        """Return a reward role's mean score as (iteration, value) pairs.
 
         ``reward``: a name from ``rewards``.
         """
@@ -99,7 +99,7 @@ Measure = Callable[[Evidence], float | None]
 
 
 def mean(series: Series) -> float | None:
-    """Return the mean of the values in a series; None for an empty series."""
+    """Return the mean of the values in a series, or None if it is empty."""
     return fmean(value for _, value in series) if series else None
 
 
@@ -114,7 +114,7 @@ def early(series: Series) -> Series:
 
 
 def third(series: Series) -> int:
-    """Return the length of a third of a series, but at least 3."""
+    """Return how many values are a third of a series, but at least 3."""
     return max(3, len(series) // 3)
 
 
@@ -124,64 +124,64 @@ def last_third(series: Series) -> Series:
 
 
 def in_the_end(of: Of, name: str) -> Measure:
-    """Return a function that computes a metric's mean over the second half of a run."""
+    """Return a measure that averages a metric over the second half of a run."""
     return lambda run: mean(late(run.series((of, name))))
 
 
 def at_first(of: Of, name: str) -> Measure:
-    """Return a function that computes a metric's mean over the first tenth of a run."""
+    """Return a measure that averages a metric over the first tenth of a run."""
     return lambda run: mean(early(run.series((of, name))))
 
 
 def initially(of: Of, name: str) -> Measure:
-    """Return a function for a metric's value in the first iteration with this metric."""
+    """Return a measure that takes a metric's value from the first iteration that has it."""
     return lambda run: series[0][1] if (series := run.series((of, name))) else None
 
 
 def setting(name: str) -> Measure:
-    """Return a function that returns a run's setting as a number."""
+    """Return a measure that gives the value of a setting."""
     return lambda run: run.setting(name)
 
 
 def lowest(run: Evidence, reward: str) -> float | None:
-    """Return a reward's typical lowest score: the median of each iteration's lowest score.
+    """Return a reward's typical lowest score, which is the median of the iterations' lowest scores.
 
-    Only the first tenth of the run counts, because a KL penalty in the reward can lower later scores far
-    below the reward's own scores.
+    Only the first tenth of the run is used, because a KL penalty in the reward can push later scores far
+    below what the reward itself gives.
     """
     lows = early(run.scores("lowest", reward))
     return median(value for _, value in lows) if lows else None
 
 
 def span(run: Evidence, reward: str) -> float | None:
-    """Return a reward's score range: the run's highest score minus ``lowest``. It is never negative."""
+    """Return the range of a reward's scores: the highest in the run minus ``lowest``, but at least 0."""
     low, highs = lowest(run, reward), run.scores("highest", reward)
     return max(0.0, max(value for _, value in highs) - low) if low is not None and highs else None
 
 
 def _of_rewards(measure: Callable[[str], float | None], run: Evidence) -> float | None:
-    """Return the mean of ``measure`` over the reward roles; None if it has no value for any role."""
+    """Return the mean of ``measure`` over the reward roles, or None if it has no value for any of them."""
     known = [value for reward in run.rewards if (value := measure(reward)) is not None]
     return fmean(known) if known else None
 
 
 def place(run: Evidence) -> float | None:
-    """Return the mean score in the first tenth of the run, scaled to the score range.
+    """Return where the mean score of the run's first tenth lies in the score range.
 
-    0 is the lowest score, and 1 the highest. With several rewards, returns the mean over the rewards.
+    0 is the lowest score and 1 the highest. Several rewards are averaged.
     """
     return _of_rewards(lambda reward: _placed(run, reward, mean(early(run.means(reward)))), run)
 
 
 def place_now(run: Evidence) -> float | None:
-    """Return ``place``, computed for the last third of the run."""
+    """Return ``place`` for the last third of the run."""
     return _of_rewards(lambda reward: _placed(run, reward, mean(last_third(run.means(reward)))), run)
 
 
 def _placed(run: Evidence, reward: str, score: float | None) -> float | None:
-    """Return a score scaled to the reward's score range: 0 is the lowest score, and 1 the highest.
+    """Return where a score lies in the reward's score range, from 0 (lowest) to 1 (highest).
 
-    If all scores of the run are equal, returns the score itself, limited to 0 to 1.
+    If all scores in the run are equal, this is the score itself, limited to 0 to 1.
     """
     width, low = span(run, reward), lowest(run, reward)
     if score is None or width is None or low is None:
@@ -190,17 +190,16 @@ def _placed(run: Evidence, reward: str, score: float | None) -> float | None:
 
 
 def mixed_place(run: Evidence) -> float | None:
-    """Return ``place``, computed only from groups whose scores differ."""
+    """Return ``place`` for groups with differing scores only."""
     return _of_rewards(
         lambda reward: _placed(run, reward, mean(early(run.scores("uneven_mean", reward)))), run
     )
 
 
 def improvement(run: Evidence) -> float | None:
-    """Return the rise of the mean score from the first to the last third of the run, as a fraction of the
-    score range.
+    """Return how much the mean score rose from the first to the last third, relative to the score range.
 
-    Returns 0 if all scores are equal. With several rewards, returns the largest rise.
+    0 if all scores are equal. With several rewards, this is the largest rise.
     """
     return max(
         (value for reward in run.rewards if (value := _improvement(run, reward)) is not None), default=None
@@ -216,9 +215,9 @@ def _improvement(run: Evidence, reward: str) -> float | None:
 
 
 def clipped(run: Evidence) -> float | None:
-    """Return the share of tokens whose gradient was removed by clipping, over the run.
+    """Return the share of tokens that lost their gradient to clipping, over the run.
 
-    The share is relative to the tokens that would have a gradient without clipping.
+    It is relative to the tokens that would have a gradient without clipping.
     """
     above, below, moving = (
         mean(run.policy(f"{TOKENS}_{name}")) for name in ("clipped_above", "clipped_below", "with_gradient")
@@ -229,20 +228,19 @@ def clipped(run: Evidence) -> float | None:
 
 
 def moved(run: Evidence) -> float | None:
-    """Return the mean change of a token's log-prob in an update, in nats.
+    """Return how much an update changes a token's log-prob on average, in nats.
 
-    If an update has several optimizer steps, the change is averaged over the steps. With one step, it is
-    measured after the step. Returns None if there is one step and the change is exactly 0, since runs that
-    did not measure it record 0.
+    If an update takes several optimizer steps, this is averaged over them. If it takes one, the change is
+    measured afterwards; a change of exactly 0 then gives None, because runs that didn't measure it record 0.
     """
     steps, nats = mean(run.policy("steps")), mean(run.policy("funnel/moved"))
     return nats if steps is not None and (steps > 1 or nats) else None
 
 
 def moved_most(run: Evidence) -> float | None:
-    """Return the largest log-prob change of an iteration in the run, in nats; see ``moved``.
+    """Return the largest log-prob change in any iteration, in nats. See ``moved``.
 
-    The maximum is used because the log-probs of a collapsed policy no longer change.
+    It is the maximum because the log-probs of a collapsed policy no longer change.
     """
     return max(value for _, value in run.policy("funnel/moved")) if moved(run) is not None else None
 
@@ -250,7 +248,7 @@ def moved_most(run: Evidence) -> float | None:
 def moving(run: Evidence) -> float | None:
     """Return the share of tokens with a gradient, over the second half of the run.
 
-    The tokens are those of the policy's update, or else of the first update that counts such tokens.
+    The tokens are those of the policy's update or, without one, of the first update that counts them.
     """
     tokens, those = (
         mean(late(run.policy(name) or run.series((Of.UPDATE, name))))
@@ -260,10 +258,10 @@ def moving(run: Evidence) -> float | None:
 
 
 def odds(run: Evidence) -> float | None:
-    """Return exp(score range / beta), a bound on how much the policy can prefer good answers.
+    """Return exp(score range / beta), which bounds how strongly the policy can prefer good answers.
 
-    Under a KL penalty, the best policy raises the odds of good answers over bad answers by at most this
-    factor, compared with the reference.
+    Under a KL penalty, this is the most by which the best policy raises the odds of good over bad answers,
+    compared with the reference.
     """
     beta, widths = (
         run.setting("hp.beta"),
@@ -284,13 +282,16 @@ def skipped(run: Evidence) -> float | None:
 
 
 def uneven(run: Evidence) -> float | None:
-    """Return the share of groups with unequal scores, over the second half of the run; 1 without groups."""
+    """Return the share of groups with unequal scores, over the second half of the run.
+
+    1 if no groups are recorded.
+    """
     flat = in_the_end(Of.SCORES, "even_groups")(run)
     return 1 - (flat or 0.0) if run.iterations else None
 
 
 def used(run: Evidence) -> float | None:
-    """Return the share of sampled rows that updates trained on, over the second half of the run."""
+    """Return the share of sampled rows that were trained on, over the second half of the run."""
     sampled, trained = (
         mean(late(run.series((Of.ROWS, f"funnel/rows_{name}")))) for name in ("sampled", "used")
     )
@@ -300,7 +301,7 @@ def used(run: Evidence) -> float | None:
 def drift(run: Evidence) -> float | None:
     """Return how much the mismatch between trainer and sampler has grown.
 
-    This is the mean mismatch over the second half of the run, divided by the mismatch in the first iteration.
+    This is its mean over the second half of the run, divided by its value in the first iteration.
     """
     first, last = (
         initially(Of.ROWS, "policy/mismatch_mean")(run),

@@ -1,4 +1,4 @@
-"""Findings on a run: a message for each rule whose conditions the run meets, the most important first."""
+"""Findings on a run: a message for each rule that applies to it, most important first."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Finding:
         return f"{self.words}{when}: {self.remedy}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the finding as plain values for JSON."""
+        """Return the finding as plain values."""
         return asdict(self)
 
 
 def findings(run: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:
-    """Return the findings on a run: alarms before advice, and otherwise in the order of ``rules``.
+    """Return the findings on a run, alarms before advice, each in the order of ``rules``.
 
-    Empty for a run with fewer than LEAST iterations, and for the null backend, which never learns.
+    Empty if the run has fewer than LEAST iterations or uses the null backend, which never learns.
     """
     if len(run.iterations) < LEAST or run.settings.get("backend") == "null":
         return []
@@ -68,9 +68,9 @@ def _finding(rule: Rule, run: Evidence, values: Mapping[str, float | None]) -> F
 
 
 def _filled(text: str, values: Mapping[str, float]) -> str:
-    """Fill the values of measures into a message. ``values``: the known measures by name.
+    """Fill the values of measures into a message. ``values``: the known measures, by name.
 
-    If a value is unknown, the part in brackets that contains it is omitted.
+    If a value isn't known, the brackets around it are left out.
     """
     names = {name for _, name, _, _ in string.Formatter().parse(text) if name}
     if names <= set(values):
@@ -80,10 +80,10 @@ def _filled(text: str, values: Mapping[str, float]) -> str:
 
 
 def _since(rule: Rule, run: Evidence) -> int | None:
-    """Return the first iteration in which the rule's metric exceeds the rule's first threshold.
+    """Return the first iteration in which the rule's metric crosses its first threshold.
 
-    Returns None if this is the run's first iteration, or if no iteration exceeds the threshold. In later
-    iterations, the metric may be normal again: a policy that one update has destroyed no longer changes.
+    None if that is the run's first iteration, or if it never happens. The metric may be normal again later
+    on: a policy that one update has destroyed no longer changes.
     """
     series = run.series(rule.since) if rule.since else []
     number = next((iteration for iteration, value in series if rule.conditions[0].holds(value)), None)

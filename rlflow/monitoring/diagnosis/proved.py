@@ -1,6 +1,6 @@
 """Turn falsified claims into findings.
 
-The proof that a run makes before its first iteration records these claims.
+The claims were recorded by the proof that a run makes before its first iteration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlflow.monitoring.diagnosis.findings import Finding
 
 @dataclass(frozen=True)
 class FalsifiedClaim:
-    """A claim that a run's own proof falsified, as recorded in the run's folder."""
+    """A claim that the run's own proof falsified, as recorded in its folder."""
 
     name: str  # stable name of the claim, such as reward-direction
     subject: str  # the node or the role that the claim is about
@@ -23,7 +23,7 @@ class FalsifiedClaim:
     place: str  # path:line; empty if the claim does not refer to a line
 
     def finding(self) -> Finding:
-        """Return the claim as a finding, which is an alarm."""
+        """Return the claim as a finding. It is an alarm."""
         where = f"correct {self.place}" if self.place else "correct it"
         words = f"{self.subject}: {self.sentence} ({self.number}), according to the proof before iteration 1"
         return Finding(
@@ -36,7 +36,7 @@ class FalsifiedClaim:
 
 
 def falsified(recorded: Mapping[str, Any]) -> Sequence[FalsifiedClaim]:
-    """Return the falsified claims in a run's proof.json, in order. Empty if the content has another form."""
+    """Return the falsified claims in a run's proof.json, in order. Empty if the file looks different."""
     claims = recorded.get("claims")
     lines = [claim for claim in claims if isinstance(claim, dict)] if isinstance(claims, list) else []
     return [

@@ -1,9 +1,10 @@
 """The rules of `rlflow explain`, in the order of their findings.
 
-A rule is a set of conditions on a run's measures. A cause comes before its effects. For example, a sampler
-with outdated weights also lowers entropy, rewards and clipping. An alarm means that the training data are not
-what they seem, or that nothing is learned. Advice concerns a setting. Every threshold names its source. "seed
-0" means the runs of `python benchmarks/stalls.py` with that seed; these runs are not used to test the rules.
+A rule is a set of conditions on a run's measures. Causes come before their effects; for example, a sampler
+with outdated weights also lowers entropy, rewards and clipping. An alarm means that the training data isn't
+what it seems, or that nothing is learned. Advice is about a setting. Every threshold says where it comes
+from. "seed 0" refers to the runs of `python benchmarks/stalls.py` with that seed, which aren't used to test
+the rules.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rlflow.monitoring.diagnosis.evidence import Measured
 
 @dataclass(frozen=True)
 class RuleCondition:
-    """A comparison of a measure with a threshold, and the threshold's source."""
+    """A measure, the threshold it is compared with, and where the threshold comes from."""
 
     measure: str
     relation: Literal["above", "below", "at most"]
@@ -26,7 +27,7 @@ class RuleCondition:
     source: str
 
     def holds(self, value: float | None) -> bool:
-        """Whether a measure's value meets the condition; False for an unknown value (None)."""
+        """Whether a measure's value meets the condition. An unknown value (None) never does."""
         if value is None:
             return False
         if self.relation == "at most":
@@ -36,9 +37,9 @@ class RuleCondition:
 
 @dataclass(frozen=True)
 class Rule:
-    """A reason why a run may learn little, with the conditions that detect it.
+    """A reason why a run may learn little, with the conditions that reveal it.
 
-    ``words`` and ``remedy`` are templates, which are filled with measures by name.
+    ``words`` and ``remedy`` are templates that are filled with measures by name.
     """
 
     name: str
