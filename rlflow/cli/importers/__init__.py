@@ -1,6 +1,6 @@
-"""Import the settings from other projects: find rlflow's flag for each key, and report keys without a
-counterpart.
+"""Import settings from other projects: find rlflow's flag for each key, and report keys that have none.
 
-The package reads the projects' scripts and files, and has a table of keys for each project. It imports none
-of the projects. `rlflow.data` and `rlflow.rewards` use their data and reward functions without conversion.
+This package reads the scripts and files of these projects without importing them, and has a table of keys for
+each project. Their data and reward functions can be used as they are, through `rlflow.data` and
+`rlflow.rewards`.
 """

@@ -1,4 +1,4 @@
-"""The result of importing another project's settings: flags for a run, and a report on each key."""
+"""What importing another project's settings results in: flags for a run, and a report on every key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pair = Annotated[list[float], Len(2, 2)]
 
 @dataclass(frozen=True)
 class Keys:
-    """The settings keys in one release of a project."""
+    """The keys for settings in one release of a project."""
 
     project: str
     release: str
@@ -40,10 +40,10 @@ class Keys:
     earlier: tuple[str, ...] = ()  # further releases whose keys are known, in addition to ``release``
 
     def unknown_release(self, text: str) -> Problem | None:
-        """Return a warning if a text names a release of the project whose keys are not known.
+        """Return a warning if the text is for a release whose keys rlflow doesn't know, else None.
 
-        A text names a release like a requirement of pip: ``trl==1.16.0``, ``openrlhf[vllm]>=0.8``. Without such a
-        name, the installed release of the project counts.
+        The release is the one that the text names like a pip requirement (``trl==1.16.0``,
+        ``openrlhf[vllm]>=0.8``) or, if it names none, the one installed.
         """
         named = re.search(
             rf"\b{self.project}(?:\[[\w, ]*\])?\s*[=~>]=\s*v?(\d+(?:\.\d+)*)", text, re.IGNORECASE
@@ -62,9 +62,9 @@ class Keys:
         )
 
     def lists(self, key: str) -> list[str]:
-        """Return which of the lists "taken", "unsupported" and "meaningless" contain a key.
+        """Return which of the lists "taken", "unsupported" and "meaningless" a key is in.
 
-        Each key of the release is in exactly one list. A key of another release may be in none.
+        Every key of this release is in exactly one of them. A key of another release may be in none.
         """
         return [
             name
@@ -77,9 +77,9 @@ class Keys:
         ]
 
     def wrong(self, key: str, value: Any) -> str:
-        """Return the expected form of a key's value if ``value`` is invalid.
+        """Return what a key's value should look like if ``value`` is invalid, else "".
 
-        Returns an empty string for a valid value, and for keys that rlflow ignores.
+        Keys that rlflow ignores are never invalid.
         """
         if self.lists(key) == ["meaningless"]:
             return ""
@@ -99,9 +99,9 @@ class Keys:
 
 @lru_cache(maxsize=64)
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return a validator for values of the type ``kind``.
+    """Return a validator for values of type ``kind``.
 
-    It accepts only finite numbers. Booleans and strings do not count as numbers.
+    Numbers must be finite. Booleans and strings don't count as numbers.
     """
     return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
 
@@ -128,9 +128,9 @@ class Imported:
         self.wrong = {key: why for key, value in self.source.items() if (why := self.keys.wrong(key, value))}
 
     def value(self, key: str, says: str = "") -> Any:
-        """Return the value of a key, or its default if the key is not given or its value is invalid.
+        """Return a key's value, or its default if the key isn't given or its value is invalid.
 
-        A given key is also recorded as supported. ``says``: its counterpart in the report.
+        If the key is given, it is recorded as supported. ``says``: its counterpart in the report.
         """
         if key not in self.source or key in self.wrong:
             return self.keys.defaults[key]
@@ -141,17 +141,17 @@ class Imported:
     def take(self, key: str, flag: str, change: Callable[[Any], Any] = lambda value: value) -> None:
         """Set a flag from a key's value, converted by ``change``.
 
-        If the value is None or empty, the flag is not set, and rlflow's default applies.
+        If the value is None or empty, the flag isn't set, and rlflow's default applies.
         """
         value = self.value(key, f"--{flag}")
         if value is not None and value != "":
             self.flags[flag] = change(value)
 
     def refuse(self, key: str, why: str) -> None:
-        """Record that rlflow has no counterpart for a key's value, with the reason ``why``.
+        """Record that rlflow has no counterpart for a key's value, and why.
 
-        If the user's value differs from the project's default, the setting is unsupported. Otherwise the
-        report lists a difference.
+        If the user changed the value from the project's default, it is reported as unsupported, otherwise as
+        a difference.
         """
         if key in self.source and self.source[key] != self.keys.defaults.get(
             key, self.keys.neutral.get(key, (None,))[0]
@@ -162,7 +162,7 @@ class Imported:
             self.differs[key] = why
 
     def check_rest(self) -> None:
-        """Record keys as unsupported if they are unknown, or if they have an effect and no counterpart."""
+        """Record keys as unsupported if they are unknown, or have an effect but no counterpart."""
         for key, value in self.source.items():
             lists = self.keys.lists(key)
             if key in self.wrong:
@@ -173,23 +173,23 @@ class Imported:
                 self.unsupported[key] = "rlflow has no counterpart"
 
     def finish(self) -> None:
-        """Check the keys that no step has used, and expand ``~`` in flags that name files."""
+        """Check the keys that haven't been used, and expand ``~`` in flags that name files."""
         self.check_rest()
         self.flags = {flag: expand_home(flag, value) for flag, value in self.flags.items()}
 
     def meaningless(self) -> list[str]:
         """Return the user's keys that have no effect in rlflow.
 
-        These are keys for placement, speed or logging, and keys with a neutral value.
+        They are about placement, speed or logging, or their value is neutral.
         """
         reported = {*self.counterparts, *self.unsupported, *self.differs, *self.wrong}
         return [key for key in self.source if key not in reported]
 
     def problems(self, file: str) -> list[Problem]:
-        """Return a problem for each key with an invalid value, and for each unsupported key.
+        """Return a problem for each invalid value and each unsupported key.
 
-        An unsupported key is a warning if there is an algorithm for the other keys. ``file``: the name of the
-        imported file, for the messages.
+        An unsupported key is only a warning if the other keys correspond to an algorithm. ``file``: the
+        imported file's name in messages.
         """
         return [
             *(
@@ -224,9 +224,7 @@ class Imported:
         return _short(repr(self.source[key]))
 
     def report(self) -> Iterator[str]:
-        """Yield the lines of the report: for each key its flag, the difference, or why it is not
-        supported.
-        """
+        """Yield the lines of the report: each key with its flag, its difference, or why it has no flag."""
         yield from _section(
             "taken", {key: f"{says} ({_short(self.source[key])})" for key, says in self.counterparts.items()}
         )
@@ -241,9 +239,7 @@ class Imported:
         yield from (f"by hand: {line}" for line in self.by_hand)
 
     def toml(self, out: str) -> str:
-        """Return the text of the configuration file, which begins with the command that runs the file
-        ``out``.
-        """
+        """Return the configuration file, starting with the command that runs it. ``out``: the file's path."""
         lines = [
             f"# rlflow run {self.flow} --config {out}",
             f"# from settings of {self.keys.project} {self.keys.release}",
@@ -268,7 +264,7 @@ class Imported:
 
 
 def _installed(project: str) -> str:
-    """Return the release of an installed project; empty if it is not installed."""
+    """Return the release of a project that is installed, or ""."""
     try:
         return metadata.version(project.lower())
     except metadata.PackageNotFoundError:
@@ -276,7 +272,7 @@ def _installed(project: str) -> str:
 
 
 def expand_home(flag: str, value: Any) -> Any:
-    """Return the value of a flag, with ``~`` expanded to the user's home folder if the flag names files."""
+    """Expand ``~`` in a flag's value if the flag names files."""
     if flag.rpartition(".")[2] not in PATHS:
         return value
     if isinstance(value, list):
@@ -292,9 +288,9 @@ def _section(title: str, rows: Mapping[str, str]) -> Iterator[str]:
 
 
 def _written(value: Any) -> str:
-    """Return a value as TOML. For these values TOML equals JSON, except for one control character.
+    """Return a value as TOML, which for these values is JSON except for one control character.
 
-    Raises ValueError for a number that is not finite.
+    Raises ValueError for a number that isn't finite.
     """
     return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 

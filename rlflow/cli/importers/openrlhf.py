@@ -197,9 +197,9 @@ CHARGES = ("ppo", "rloo", "reinforce_pp")
 
 
 def read(text: str, name: str) -> dict[str, Any]:
-    """Return the settings in a script by key. Old key names are replaced with current names.
+    """Return the settings in a script by key, with old keys replaced by current ones.
 
-    ``text``: the script. ``name``: its name in messages. Raises PlanError if the script does not start the
+    ``text``: the script. ``name``: its name in messages. Raises PlanError if the script doesn't start the
     trainer.
     """
     words = script.arguments(text, PROGRAMS, name)
@@ -216,7 +216,7 @@ def read(text: str, name: str) -> dict[str, Any]:
 def _flags(words: Sequence[str], name: str) -> Iterator[tuple[str, Any]]:
     """Yield (flag, value) for each flag.
 
-    A flag without a value has the value True; several values are a list.
+    The value is True for a flag without a value, and a list if there are several.
     """
     flags: list[tuple[str, list[Any]]] = []
     for word in words:

@@ -1,7 +1,7 @@
-"""Names of OpenRLHF's flags before its release 0.11.2, and their current names.
+"""Old names of OpenRLHF's flags, from before release 0.11.2, with their current names.
 
-Up to 0.10.1, flags had no sections (``--actor_learning_rate``). From 0.10.2 to 0.11.0, the flags for
-importance weights between sampler and trainer had other names.
+Up to 0.10.1, flags had no sections (``--actor_learning_rate``). From 0.10.2 to 0.11.0, flags for importance
+weights between sampler and trainer were named differently.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ WEIGHTS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis"
 
 
 def present(flags: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the settings under their current names, in the order of the command."""
+    """Return the settings under their current names, in the command's order."""
     pairs = [(now, value) for name, value in flags for now in FORMER.get(name, (name,))]
     given = dict(pairs)
     return [pair for pair in pairs if pair[0] not in REPLACED] + [
@@ -140,9 +140,9 @@ def present(flags: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the old length limits to the current ones.
+    """Convert old length limits to current ones.
 
-    The prompt and the response each had a limit of their own, 1024 by default. Now one limit applies to both
+    Prompt and response used to have separate limits, 1024 each by default. Now there is one limit for both
     together.
     """
     prompt, answer = given.get("prompt_max_len"), given.get("generate_max_len")
@@ -158,7 +158,7 @@ def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _weights(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the old settings for importance weights, a switch and a type, to the current ones."""
+    """Convert the old settings for importance weights (a switch and a type) to the current ones."""
     on, kind = (given.get(f"algo.advantage.is_correction_{name}") for name in ("enable", "type"))
     level, mode = WEIGHTS.get(str(kind or "tis"), (kind, "mask"))
     return (

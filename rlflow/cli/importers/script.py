@@ -1,4 +1,4 @@
-"""Read the arguments of a trainer's command from a shell script, with the script's variables substituted."""
+"""Read the arguments of a trainer's command from a shell script, with variables filled in."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ DIGITS = 64  # maximum number of characters in a string that is read as a number
 
 
 def arguments(text: str, programs: Sequence[str], name: str) -> list[str] | None:
-    """Return the arguments of the first of ``programs`` that a script starts, with the script's variables
-    substituted.
+    """Return the arguments that a script passes to one of ``programs``, with variables filled in.
 
-    Returns None if the script starts none of the programs. A comment inside a command does not end the
-    command. ``name``: the script's name in messages. Raises PlanError if the script is truncated, is too
-    long, or starts several trainers.
+    Returns None if the script doesn't start any of them. A comment inside the command doesn't end it.
+    ``name``: the script's name in messages. Raises PlanError if the script is truncated, is too long, or
+    starts several trainers.
     """
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     body = re.sub(r"\\\s*(#.*)?\n", " ", "\n".join(lines) + "\n")
@@ -90,24 +89,23 @@ def _of_line(line: str, programs: Sequence[str], name: str) -> list[str]:
 
 
 def _is(word: str, program: str) -> bool:
-    """Whether a word of a command is the program: its module name, or the path of the module's file."""
+    """Whether a word of a command is the program, as a module name or as the path of the module's file."""
     return word == program or word.endswith(f"/{program.rpartition('.')[2]}.py")
 
 
 class Variables:
     """The variables that a script sets.
 
-    Since a variable may contain another variable several times, the total length of all substitutions is
-    limited.
+    A variable can contain another one several times, so the total length of what is filled in is limited.
     """
 
     def __init__(self, name: str) -> None:
         self.name, self.values, self.left = name, {"HOME": os.path.expanduser("~")}, ROOM
 
     def placed(self, text: str) -> str:
-        """Substitute the known variables in a string, and the defaults of unknown variables.
+        """Fill in the variables in a string, using the given defaults for unknown ones.
 
-        Raises PlanError if the substitutions become too long.
+        Raises PlanError if the result would be too long.
         """
         return NAMED.sub(self._value, text)
 
@@ -126,16 +124,14 @@ class Variables:
 
 
 def unresolved(value: Any) -> bool:
-    """Whether a value depends on something outside the file: a variable, a command's output, or Hydra's
-    ``???``.
-    """
+    """Whether a value depends on more than the file: a variable, a command's output, or Hydra's ``???``."""
     if isinstance(value, list):
         return any(map(unresolved, value))
     return isinstance(value, str) and (value == "???" or re.search(r"\$[A-Za-z_{(]|`", value) is not None)
 
 
 def once(pairs: Iterable[tuple[str, Any]], name: str) -> dict[str, Any]:
-    """Return settings by key. Raises PlanError for a key that is given twice with different values.
+    """Return settings by key. Raises PlanError if a key is given twice with different values.
 
     ``name``: the file's name in messages.
     """
@@ -156,7 +152,7 @@ def once(pairs: Iterable[tuple[str, Any]], name: str) -> dict[str, Any]:
 def value(text: Any) -> Any:
     """Parse a string as a number, true, false, None, or a list of these in brackets.
 
-    Any other string is returned unchanged, as is a value that is not a string.
+    Any other string or value is returned unchanged.
     """
     if not isinstance(text, str):
         return text

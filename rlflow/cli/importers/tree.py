@@ -1,6 +1,6 @@
-"""Read a YAML file of settings as nested mappings, with size limits.
+"""Read a YAML file of settings as nested mappings, up to a maximum size.
 
-Without limits, a few lines with aliases could expand to more data than fit in memory.
+Without a limit, a few lines with aliases could expand to more data than fits into memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 def read(text: str, name: str) -> Mapping[str, Any]:
     """Return the mapping in a YAML text. ``name``: the file's name in messages.
 
-    Raises PlanError if the text is damaged, is not a mapping, gives a key twice, or is too large once aliases
-    are expanded.
+    Raises PlanError if the text is damaged, isn't a mapping, gives a key twice, or gets too large when
+    aliases are expanded.
     """
     try:
         _check_nesting(text)
@@ -55,7 +55,7 @@ def read(text: str, name: str) -> Mapping[str, Any]:
 
 
 def _check_nesting(text: str) -> None:
-    """Limit the nesting and the number of values in the text. Later steps read the text recursively."""
+    """Limit the depth and number of values in the text, because later steps read it recursively."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, LOADER)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -64,7 +64,7 @@ def _check_nesting(text: str) -> None:
 
 
 def _check_nodes(root: Any) -> None:
-    """Limit the size with all aliases expanded, and check that no mapping has a key twice."""
+    """Limit the size with all aliases expanded, and make sure that no mapping has a key twice."""
     letters = 0
     for values, (node, depth) in enumerate(_nodes(root, 0)):
         letters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0

@@ -35,7 +35,7 @@ ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 def read(text: str, name: str) -> dict[str, Any]:
     """Return the settings in a script or YAML file, by key. ``name``: the file's path.
 
-    Raises PlanError for a text without settings.
+    Raises PlanError if there are no settings in it.
     """
     if not name.endswith((".yaml", ".yml")):
         return trl_script.read(text, name)
@@ -173,7 +173,7 @@ def _rewards(settings: Imported) -> None:
 
 
 def _reward(given: Any) -> Any:
-    """Return the reward of rlflow for a reward of TRL. The command line names functions by text."""
+    """Return rlflow's reward for one of TRL's, which may be a function's name as a string."""
     if not isinstance(given, str):
         return given
     if given in OF_TRL:
@@ -197,7 +197,7 @@ def _sampling(settings: Imported) -> None:
 
 
 def _batches(settings: Imported) -> None:
-    """Convert TRL's counts of rows on one device to rows and prompts of a run on one device."""
+    """Convert TRL's numbers of rows on one device to rows and prompts of a run on one device."""
     each = settings.value("per_device_train_batch_size", "--hp.minibatch, times gradient_accumulation_steps")
     gathered = settings.value("gradient_accumulation_steps", "--hp.minibatch")
     minibatch = each * gathered

@@ -1,4 +1,4 @@
-"""Read the settings of TRL's GRPOTrainer from a Python script, without executing the script."""
+"""Read the settings of TRL's GRPOTrainer from a Python script without executing it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PURE = ("re.compile", "dict", "list", "set", "frozenset", "tuple", "os.environ.g
 
 @dataclass(frozen=True)
 class Unread:
-    """A value that cannot be read without executing the script."""
+    """A value that can't be read without executing the script."""
 
     text: str  # the expression
     line: int  # 0 in a YAML file
@@ -44,10 +44,10 @@ class Unread:
 
 
 def read(text: str, name: str) -> dict[str, Any]:
-    """Return the settings in a script by key. ``name``: the script's path.
+    """Return the settings in a script, by key. ``name``: the script's path.
 
-    Keys of LoraConfig begin with ``peft_config.``. A value that is not a literal is an Unread. Raises PlanError
-    for a script that is not valid Python, or does not build exactly one GRPOTrainer.
+    Keys of LoraConfig start with ``peft_config.``. A value that isn't a literal is an Unread. Raises
+    PlanError if the script isn't valid Python or doesn't create exactly one GRPOTrainer.
     """
     try:
         tree = ast.parse(text)
@@ -57,7 +57,7 @@ def read(text: str, name: str) -> dict[str, Any]:
 
 
 class Script:
-    """A script that builds a GRPOTrainer."""
+    """A script that creates a GRPOTrainer."""
 
     def __init__(self, tree: ast.Module, name: str) -> None:
         self.tree, self.name = tree, name
@@ -72,7 +72,7 @@ class Script:
         }
 
     def _assigned(self) -> Iterator[tuple[str, ast.expr | None]]:
-        """Yield (name, value) for each variable. The value is None if the script assigns it several times."""
+        """Yield (name, value) for each variable. The value is None if it is assigned more than once."""
         seen: set[str] = set()
         for node in self.nodes:
             if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For | ast.NamedExpr):
@@ -86,7 +86,7 @@ class Script:
                     seen.add(variable)
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings of the script, by key."""
+        """Return all settings in the script, by key."""
         trainer = self._call("GRPOTrainer")
         if trainer is None:
             raise _refused(self.name, "builds no GRPOTrainer", listed(self._built()), "a call GRPOTrainer(…)")
@@ -105,7 +105,7 @@ class Script:
         return settings | self._adapter(adapter)
 
     def _built(self) -> list[str]:
-        """Return the names of the trainers that the script builds."""
+        """Return the names of the trainers that the script creates."""
         names = [_called(node) for node in self.nodes if isinstance(node, ast.Call)]
         return [name for name in names if name.endswith("Trainer")]
 
@@ -153,7 +153,7 @@ class Script:
         return {"peft_config.r": 8, **keys}
 
     def _resolved(self, node: ast.expr) -> ast.expr:
-        """Return the expression that a variable was assigned once; any other expression unchanged."""
+        """Return what a variable was assigned, if only once. Other expressions are returned unchanged."""
         for _ in range(8):
             if not isinstance(node, ast.Name) or self.values.get(node.id) is None:
                 return node
@@ -161,7 +161,7 @@ class Script:
         return node
 
     def _literal(self, node: ast.expr) -> tuple[Any] | None:
-        """Return (value,) of a literal, or of a mapping ``dict(KEY=LITERAL)``; None for other expressions."""
+        """Return (value,) for a literal or ``dict(KEY=LITERAL)``, or None for any other expression."""
         node = self._resolved(node)
         if pairs := _pairs(node):
             values = {key: self._literal(value) for key, value in pairs}
@@ -182,7 +182,7 @@ class Script:
         return list(value[0]) if isinstance(value[0], tuple | set) else value[0]
 
     def _data(self, node: ast.expr) -> Any:
-        """Return a data set as ``NAME[:CONFIG][/SPLIT]`` if it comes from ``load_dataset`` unchanged."""
+        """Return a data set as ``NAME[:CONFIG][/SPLIT]`` if it comes straight from ``load_dataset``."""
         whole = node
         node, split = self._resolved(node), ""
         if isinstance(node, ast.Subscript) and (key := self._literal(node.slice)):
@@ -234,7 +234,7 @@ class Script:
 
 
 def _pairs(node: ast.expr) -> list[tuple[str, ast.expr]]:
-    """Return (key, value) for each entry of a dictionary in the script; empty for other expressions."""
+    """Return (key, value) for each entry of a dictionary in the script. Empty for any other expression."""
     if isinstance(node, ast.Call) and _called(node) == "dict" and not node.args:
         return [(keyword.arg or "**", keyword.value) for keyword in node.keywords]
     if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
@@ -243,16 +243,13 @@ def _pairs(node: ast.expr) -> list[tuple[str, ast.expr]]:
 
 
 def _called(call: ast.Call) -> str:
-    """Return the name of a called function, without the module before it."""
+    """Return the name of the function that is called, without its module."""
     function = call.func
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _effect(tree: ast.Module) -> int | None:
-    """Return the line of the first statement that does more than define names when the file is imported.
-
-    None if there is no such statement.
-    """
+    """Return the line of the first statement that does more than define names on import, or None."""
     return next((node.lineno for node in tree.body if not _harmless(node)), None)
 
 
@@ -281,5 +278,5 @@ def _refused(name: str, what: str, found: str, expected: str) -> PlanError:
 
 
 def unread(source: Mapping[str, Any]) -> dict[str, Unread]:
-    """Return the settings that cannot be read, by key."""
+    """Return the settings that can't be read, by key."""
     return {key: value for key, value in source.items() if isinstance(value, Unread)}

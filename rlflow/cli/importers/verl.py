@@ -44,7 +44,7 @@ LINKED = re.compile(r"\$\{(?:oc\.select:\s*)?([\w.]+)(?:\s*,\s*([^{}]*))?\}")
 def read(text: str, name: str) -> dict[str, Any]:
     """Return the settings in a script or YAML file, by key. ``name``: the file's name.
 
-    Raises PlanError for a string without settings.
+    Raises PlanError if there are no settings in it.
     """
     if name.endswith((".yaml", ".yml")):
         texts = script.once(_leaves(tree.read(text, name)), name)
@@ -86,9 +86,9 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _linked(value: Any, texts: Mapping[str, Any], depth: int = 4) -> Any:
-    """Resolve a value of the form ``${KEY}`` or ``${oc.select:KEY,DEFAULT}``. Returns other values unchanged.
+    """Resolve ``${KEY}`` or ``${oc.select:KEY,DEFAULT}``. Other values are returned unchanged.
 
-    ``texts``: the values of all keys. ``depth``: maximum number of references to follow.
+    ``texts``: the values of all keys. ``depth``: how many references to follow at most.
     """
     match = LINKED.fullmatch(value) if isinstance(value, str) else None
     if match is None or not depth:
@@ -111,9 +111,9 @@ def imported(source: Mapping[str, Any]) -> Imported:
 
 
 def _with_template_variables(source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with all variables of the chat template in one mapping.
+    """Return the settings with all variables for the chat template in one mapping.
 
-    In verl, each variable has a separate key.
+    In verl, each of them has a key of its own.
     """
     own = {
         key.removeprefix(f"{KWARGS}."): value for key, value in source.items() if key.startswith(f"{KWARGS}.")
@@ -124,7 +124,7 @@ def _with_template_variables(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """Return a mapping. It may be given as text in the form of the command line: {a: 1, b: true}."""
+    """Return a mapping, which may be written as on the command line: {a: 1, b: true}."""
     if not isinstance(value, str):
         return dict(value or {})
     entries = (part.partition(":") for part in value.strip("{} ").split(",") if part.strip())
@@ -228,7 +228,8 @@ def _algorithm(settings: Imported) -> None:
 def _same_for_both(settings: Imported) -> None:
     """Refuse settings that differ between actor and critic.
 
-    In rlflow, both train on the same minibatches, for the same number of epochs, with the same average.
+    In rlflow, both train on the same minibatches, for the same number of epochs, with the same kind of
+    average.
     """
     for name in ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode"):
         actor, key = settings.value(f"{ACTOR}.{name}"), f"critic.{name}"
@@ -252,7 +253,7 @@ def _weights(settings: Imported) -> None:
 def _clips(settings: Imported) -> None:
     """Set the clip flags from verl's clip_ratio_low and clip_ratio_high.
 
-    Both are 0.2 by default. If one of them is null, verl uses clip_ratio instead.
+    Both default to 0.2. If either is null, verl uses clip_ratio instead.
     """
     both = settings.value(f"{ACTOR}.clip_ratio", "used if clip_ratio_low or clip_ratio_high is null")
     ends = [settings.value(f"{ACTOR}.clip_ratio_{end}", "--hp.clip") for end in ("low", "high")]
