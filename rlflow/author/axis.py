@@ -205,7 +205,9 @@ def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
 
 
 def stacked(keys: Sequence[Tensor]) -> Tensor:
-    """Concatenate the paths of several axes, padding shorter ones with zeros: int64 [all rows, longest path].
+    """Concatenate the paths of several axes, int64 [all rows, longest path].
+
+    Shorter paths are padded with zeros.
     """
     width = max(part.shape[1] for part in keys)
     return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in keys])

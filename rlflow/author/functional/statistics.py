@@ -41,8 +41,7 @@ def row_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _finite(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Zero x outside the mask and in rows with non-finite values. Also returns the mask without these rows.
-    """
+    """Zero x outside the mask and in rows with non-finite values. Also return the mask without those rows."""
     bad = (mask & ~x.isfinite()).any(-1, keepdim=True)
     inside = mask & ~bad
     return torch.where(inside, x, 0.0), inside
