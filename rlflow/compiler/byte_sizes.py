@@ -1,6 +1,6 @@
-"""The memory that a model needs on each rank, computed from config.json and safetensors headers.
+"""How much memory a model needs on each rank, based on config.json and the headers of safetensors files.
 
-No weights are read.
+Weights aren't read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALIASES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hid
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """The bytes that one side of a role needs on each rank of a pool, for one kind of memory."""
+    """How many bytes of one kind of memory a trainer or generator needs on each rank of a pool."""
 
     pool: str
     role: str
@@ -33,16 +33,16 @@ class MemoryItem:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The configuration in a model folder, and the shapes of the weights."""
+    """A model's configuration and the shapes of its weights, as found in its folder."""
 
     config: Mapping[str, Any]  # configuration of the text model, if the folder has several
     shapes: Mapping[str, tuple[int, ...]]  # weight → shape; tied weights count once
 
     @staticmethod
     def of(folder: Path) -> ModelFacts:
-        """Read the configuration and the safetensors headers in a model folder.
+        """Read the configuration and the safetensors headers from a model folder.
 
-        Raises OSError or ValueError if they cannot be read.
+        Raises OSError or ValueError if that fails.
         """
         config = json.loads((folder / "config.json").read_text("utf-8"))
         if not isinstance(config, dict):
@@ -55,34 +55,33 @@ class ModelFacts:
 
     @cached_property
     def parameters(self) -> int | None:
-        """The number of parameters; None if the folder has no safetensors."""
+        """The number of parameters, or None if there are no safetensors files."""
         return sum(map(prod, self.shapes.values())) or None
 
     @property
     def hidden(self) -> int:
-        """The width of the hidden states; 0 if the configuration does not contain it."""
+        """The width of the hidden states, or 0 if the configuration doesn't say."""
         return int(self._number("hidden_size") or 0)
 
     @property
     def unused_head(self) -> int:
-        """The number of parameters of a separate language-model head; 0 if it is tied to the embeddings.
+        """The number of parameters in the language-model head, or 0 if it is tied to the embeddings.
 
-        A model with another head does not use these parameters.
+        These are unused in a model with a different head.
         """
         return prod(self.shapes.get("lm_head.weight", (0,)))
 
     def adapters(self, rank: int, attention: bool) -> int:
-        """Return the number of parameters of LoRA adapters with rank ``rank``.
+        """Count the parameters of LoRA adapters of the given rank.
 
-        If ``attention`` is True, only attention layers have adapters. Otherwise, all linear layers have
-        adapters.
+        If ``attention``, only attention layers have adapters; otherwise, all linear layers do.
         """
         return sum(rank * sum(shape) for shape in self._adapted(attention))
 
     def merged(self, attention: bool) -> int:
-        """Return the number of parameters of the linear layers to which adapters are added.
+        """Count the parameters of the layers that adapters are added to.
 
-        If ``attention`` is True, these are only attention layers.
+        If ``attention``, that's only attention layers; otherwise, all linear layers.
         """
         return sum(map(prod, self._adapted(attention)))
 
@@ -97,7 +96,7 @@ class ModelFacts:
 
     @property
     def cache_numbers(self) -> int | None:
-        """The number of key and value entries per token; None if the configuration does not determine it."""
+        """The number of cached key and value entries per token, or None if the configuration doesn't say."""
         layers, heads, hidden = (
             self._number(name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
         )
@@ -126,7 +125,7 @@ def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 @dataclass(frozen=True)
 class ModelFootprint:
-    """The memory that the trainer and the generator of a role need for a model, on each of their ranks."""
+    """The memory that a role's trainer and generator need for a model, on each of their ranks."""
 
     facts: ModelFacts | None  # None: no folder, so sizes are unknown
     head: str = "logprobs"
@@ -146,18 +145,18 @@ class ModelFootprint:
 
     @property
     def weight_bytes(self) -> int | None:
-        """The bytes of a trainer's weights, without adapters; None if the number of parameters is unknown.
+        """The size of a trainer's weights without adapters, in bytes, or None if unknown.
 
-        bfloat16 weights that are trained directly, not by adapters, count as float32.
+        bfloat16 weights count as float32 if they are trained directly rather than through adapters.
         """
         master = self.trained and not self.lora and self.dtype == "bfloat16"
         return None if self._weights is None else self._weights * (4 if master else FLOAT[self.dtype])
 
     @property
     def _weights(self) -> int | None:
-        """The number of parameters of the role's model; None if unknown.
+        """The number of parameters in the role's model, or None if unknown.
 
-        A model that gives scores has a score head instead of the language-model head.
+        A model that returns scores has a score head instead of the language-model head.
         """
         if self.facts is None or self.facts.parameters is None:
             return None
@@ -167,16 +166,16 @@ class ModelFootprint:
 
     @property
     def _new_head(self) -> int:
-        """The number of parameters of the role's head; 0 if the folder contains it. A value head has a bias."""
+        """The number of parameters in a head that isn't in the folder, or else 0. Value heads have a bias."""
         assert self.facts is not None
         there = self.head == "logprobs" or any(name.endswith("score.weight") for name in self.facts.shapes)
         return 0 if there else self.facts.hidden + (self.head == "values")
 
     @property
     def learning_bytes(self) -> int | None:
-        """The bytes of all trained weights; None if the number of parameters is unknown.
+        """The size of all trained weights in bytes, or None if unknown.
 
-        The gradient has the same number of bytes, and so does each moment of AdamW.
+        The gradient and each moment of AdamW have the same size.
         """
         if self.facts is None or self._weights is None:
             return None
@@ -190,10 +189,10 @@ class ModelFootprint:
 
     @property
     def commit_bytes(self) -> int | None:
-        """The bytes of an in-memory checkpoint of everything that an iteration may change; None if unknown.
+        """The size in bytes of an in-memory checkpoint of what an iteration may change, or None if unknown.
 
-        It contains the weights, AdamW's moments, and adapters or a value head. Layers with adapters count as
-        float32 or wider.
+        The checkpoint holds the weights, AdamW's moments, and adapters or a value head. Layers with adapters
+        count as at least float32.
         """
         learning = self.learning_bytes
         if self.facts is None or learning is None or self.weight_bytes is None:
@@ -212,9 +211,9 @@ class ModelFootprint:
         )
 
     def trainer(self) -> dict[str, int | None]:
-        """Return the memory of a trainer on each rank: kind → bytes (None: unknown).
+        """Return a trainer's memory on each rank: kind → bytes, with None if unknown.
 
-        Returns an empty dict without a folder.
+        The dict is empty if there is no model folder.
         """
         if self.facts is None:
             return {}
@@ -232,10 +231,10 @@ class ModelFootprint:
         return None if size is None else -(-size // self.shares)
 
     def generator(self) -> dict[str, int | None]:
-        """Return the memory of a generator on each rank: kind → bytes (None: unknown).
+        """Return a generator's memory on each rank, for its weights and its largest cache.
 
-        Returns an empty dict without a folder. The kinds are the weights and the largest cache. A generator
-        that samples with the trainer's weights has no own weights.
+        This is a dict of kind → bytes, with None if unknown, and is empty if there is no model folder. A
+        generator that samples with the trainer's weights has no weights of its own.
         """
         if self.facts is None:
             return {}

@@ -1,4 +1,4 @@
-"""Placement: the pools on which trainers and generators run, decided before anything starts."""
+"""Placement: which pools trainers and generators run on, decided before anything starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST = 1 << 16  # maximum ranks of a pool
 
 @dataclass(frozen=True)
 class Parallel:
-    """How a trainer or generator is divided over the ranks of its pool."""
+    """How a trainer or generator is spread over the ranks of its pool."""
 
     # ranks of a tensor-parallel group: they process the same rows together, as one data-parallel rank
     tensor: int = 1
@@ -27,18 +27,15 @@ class Parallel:
     collective: bool = False
 
     def teams(self, ranks: int) -> list[range]:
-        """Return the tensor-parallel groups of a pool with ``ranks`` ranks.
-
-        Each group consists of adjacent ranks.
-        """
+        """Split a pool of this many ranks into tensor-parallel groups of adjacent ranks."""
         return [range(first, first + self.tensor) for first in range(0, ranks, self.tensor)]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The pool of each trainer and each generator.
+    """The pool of each trainer and generator.
 
-    Reward functions have no pool: each runs where its input is stored.
+    Reward functions aren't placed on a pool; they run where their input is stored.
     """
 
     pools: Mapping[str, int]  # name → ranks, in the order of --pools
@@ -52,11 +49,11 @@ class Placement:
     threads: bool = False  # True: ranks are threads of the run's own process instead of Ray processes
 
     def devices(self) -> list[tuple[str, ...]]:
-        """Return groups of pools that share devices.
+        """Group pools that share devices.
 
-        Rank k of each pool in a group is on the group's k-th device. A pool whose ranks use complete devices
-        is a group of its own. A pool whose ranks use parts of devices joins the first group with the same
-        number of ranks and enough room.
+        In a group, rank k of each pool uses the k-th device. A pool whose ranks need whole devices gets its
+        own group. A pool whose ranks need only a part joins the first group with as many ranks and enough
+        room.
         """
         groups: list[list[str]] = []
         for name in self.pools:
@@ -76,17 +73,17 @@ class Placement:
         return self.shares.get(pool, Fraction(1))
 
     def processors(self) -> int:
-        """The minimum number of processors that Ray on this machine needs for all ranks."""
+        """How many processors Ray needs on this machine, at least, for all ranks."""
         return sum(self.pools.values())
 
     def pool_of(self, node: Node) -> str | None:
-        """Return the pool of the model that the node runs; None for a node without a model."""
+        """Return the pool of the model that the node uses, or None if it doesn't use one."""
         if node.role is None:
             return None
         return (self.generators if node.op is Op.GENERATE else self.trainers).get(node.role)
 
     def parallelism(self, role: str, half: str) -> Parallel:
-        """Return how the trainer or generator (``half``) of a role is divided over its pool."""
+        """Return how a role's trainer or generator (``half``) is spread over its pool."""
         return self.parallel.get((role, half), Parallel())
 
 
@@ -95,9 +92,9 @@ POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]{1,9})(?:@(?:(threads)|(gpu|cpu)s?=?(
 
 
 class Pools(str):
-    """The parsed value of ``--pools``, such as ``train=4,rollout=2@gpu0.5``.
+    """The value of ``--pools``, such as ``train=4,rollout=2@gpu0.5``, parsed.
 
-    An empty string means a run without pools. Raises PlanError if the string cannot be parsed.
+    An empty string stands for a run without pools. Raises PlanError if the string isn't valid.
     """
 
     def __init__(self, text: str) -> None:
@@ -134,7 +131,7 @@ class Pools(str):
         return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
 
     def _named(self) -> Iterator[tuple[str, int, str, Fraction]]:
-        """Yield (name, ranks, kind of device or ``threads`` if given, part of a device) of each pool."""
+        """Yield each pool's name, ranks, kind of device (or ``threads``, or empty), and part of a device."""
         names: set[str] = set()
         for item in map(str.strip, self.split(",") if self else ()):
             match = POOL.fullmatch(item)
@@ -167,11 +164,11 @@ def place(
     pools: Mapping[str, int],
     settings: Mapping[str, Mapping[str, object]],
 ) -> Placement:
-    """Choose a pool for the trainer and the generator of each role.
+    """Choose a pool for each role's trainer and generator.
 
-    ``needs``: role → (needs a trainer, needs a generator). ``pools``: pool → ranks. ``settings``: role → its
-    settings, of which ``pool``, ``trainer.pool`` and ``generator.pool`` are read. If the choice is ambiguous,
-    raises PlanError and names the flags that settle it.
+    ``needs``: role → (needs a trainer, needs a generator). ``pools``: pool → number of ranks. ``settings``:
+    role → its settings, of which ``pool``, ``trainer.pool`` and ``generator.pool`` matter here. If there's
+    more than one way, raises PlanError naming the flags that would settle it.
     """
     problems = list(_unknown(pools, settings))
     chosen: dict[str, dict[str, str]] = {half: {} for half in SIDES}
@@ -241,11 +238,11 @@ SIZES = {"bool": 1, "int64": 8, "float64": 8}
 
 
 def homes(graph: Graph, placement: Placement) -> dict[int, str]:
-    """Return node id → the pool that runs the node.
+    """Return the pool that runs each node, by node id.
 
-    A node with a model runs on the model's pool. Any other node runs on the pool that stores most of the
-    node's input, in bytes. If two pools store equally many bytes, the first in the order of ``--pools`` is
-    chosen. A node that reads nothing, such as the data, runs on the pool of the first model.
+    A node that uses a model runs on the model's pool. Any other node runs on the pool that stores the most
+    bytes of its input; if there's a tie, the first one in ``--pools`` wins. A node without input, such as the
+    data, runs on the pool of the first model.
     """
     pools: dict[int, str] = {}
     first = next(
@@ -257,7 +254,7 @@ def homes(graph: Graph, placement: Placement) -> dict[int, str]:
 
 
 def reward_pools(graph: Graph, placement: Placement) -> dict[str, frozenset[str]]:
-    """Return reward role → the pools on which its calls run."""
+    """For each reward role, return the pools that its calls run on."""
     pools: dict[str, frozenset[str]] = {}
     home = homes(graph, placement)
     for node in graph.nodes:
@@ -273,15 +270,15 @@ def reward_pools(graph: Graph, placement: Placement) -> dict[str, frozenset[str]
 
 
 def _all(graph: Graph) -> Iterator[Node]:
-    """Yield all nodes in program order. The nodes in the body of a `repeat` replace the `repeat`."""
+    """Yield all nodes in program order, with each `repeat` replaced by the nodes in its body."""
     for node in graph.nodes:
         yield from _all(node.body) if node.body else (node,)
 
 
 def _heaviest(graph: Graph, node: Node, home: Mapping[int, str], placement: Placement) -> str | None:
-    """Return the pool that stores most of the node's input, in bytes; None if the node reads nothing.
+    """Return the pool that stores the most bytes of a node's input, or None if it has no input.
 
-    ``home``: node id → pool, for all earlier nodes.
+    ``home``: the pools of all earlier nodes, by id.
     """
     bytes_on = dict.fromkeys(placement.pools, 0)
     for item in node.inputs:
@@ -291,9 +288,9 @@ def _heaviest(graph: Graph, node: Node, home: Mapping[int, str], placement: Plac
 
 
 def typical_bytes(kind: Kind | None) -> int:
-    """Return the typical bytes per row of a column, for responses of a thousand tokens.
+    """Estimate a column's bytes per row, for responses of a thousand tokens.
 
-    ``kind`` None is an unknown kind, which counts as one number per row.
+    A column of unknown kind (None) counts as one number per row.
     """
     if kind is None:
         return 4

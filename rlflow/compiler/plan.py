@@ -1,6 +1,6 @@
-"""The plan of one iteration: the nodes that run, and the order in which they must run.
+"""The plan of one iteration: which nodes run, and in which order they must.
 
-The passes make a plan from a program, which is a traced flow.
+Passes make a plan from a program, which is a traced flow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORWARDS = (Op.LOGPROBS, Op.VALUES)
 
 @dataclass(frozen=True)
 class PassNote:
-    """The name of a pass, and one line about its changes to the plan."""
+    """The name of a pass, and a line on what it changed in the plan."""
 
     name: str
     what: str
@@ -31,7 +31,7 @@ class PassNote:
 
 @dataclass(frozen=True)
 class ScoredColumns:
-    """The scores of the rows from which an update learns, and the update's score-based columns."""
+    """The scores of the rows that an update learns from, and the score-based columns that it reads."""
 
     # reward role → its scores, if several roles score these rows
     rewards: Mapping[str, Column] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class ScoredColumns:
 
 @dataclass(frozen=True)
 class Streaming:
-    """Which rows may be scored in chunks while other rows are still being sampled, and in how many chunks."""
+    """Which rows can be scored in chunks while others are still being sampled, and the number of chunks."""
 
     chunks: int = 1  # number of chunks of the rows; 1: no streaming
     by: frozenset[str] = frozenset()  # roles whose generator returns each row when it ends
@@ -53,7 +53,7 @@ class Streaming:
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of a node's work for one chunk of sampled rows."""
+    """A node's work on one chunk of sampled rows."""
 
     node: int
     source: int  # the node that samples the rows
@@ -64,8 +64,8 @@ class Piece:
 class Plan:
     """The plan of one iteration: where and in which order its nodes run, and which columns are kept.
 
-    The units of a plan are nodes and pieces of nodes. If a node is cut into pieces, the node itself joins
-    their results. Ids of chunks and pieces are larger than all node ids.
+    Its units are nodes and pieces of nodes. A node that is cut into pieces joins their results itself. Ids of
+    chunks and pieces are larger than those of all nodes.
     """
 
     program: Program
@@ -103,16 +103,16 @@ class Plan:
     judged: Mapping[str, ScoredColumns] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
-        """Return a drawing for notebooks, with each node's pool or queue and the notes of the passes."""
+        """Return a drawing for notebooks, with each node's pool or queue and the passes' notes."""
         from rlflow.compiler.graph.draw import html
 
         where = {i: self.home.get(i) or self.lane.get(i, "") for i in self.live}
         return html(self.graph, where, [str(note) for note in self.notes])
 
     def before(self, end: int) -> Plan:
-        """Return a plan that runs only the nodes before the node with the id ``end`` in program order.
+        """Return a plan of just the nodes before the node ``end`` in program order.
 
-        The new plan does not set state and does not return results.
+        It doesn't set state or return results.
         """
         live = tuple(i for i in self.live if i < end)
         pieces = {i: piece for i, piece in self.pieces.items() if piece.node < end}
@@ -134,7 +134,7 @@ class Plan:
 
     @cached_property
     def in_pieces(self) -> dict[int, list[int]]:
-        """Node id → the ids of its pieces, for each node that is cut into pieces."""
+        """For each node that is cut into pieces, the ids of these, by node id."""
         pieces: dict[int, list[int]] = {}
         for i, piece in self.pieces.items():
             pieces.setdefault(piece.node, []).append(i)
@@ -142,16 +142,16 @@ class Plan:
 
     @cached_property
     def source_of(self) -> dict[int, int]:
-        """Chunk id → the id of the node that samples it."""
+        """For each chunk, the id of the node that samples it."""
         return {chunk: source for source, chunks in self.chunks.items() for chunk in chunks}
 
     def node(self, unit: int) -> Node:
-        """Return the node of a unit, which is a node id or the id of a piece."""
+        """Return the node that a unit is, or is a piece of."""
         return self.graph.nodes[self.pieces[unit].node if unit in self.pieces else unit]
 
     @cached_property
     def within(self) -> dict[str, str]:
-        """Name of a node in the body of a `repeat` → name of the `repeat`."""
+        """For each node in the body of a `repeat`, the name of the `repeat`, by node name."""
         names: dict[str, str] = {}
         for i, body in self.bodies.items():
             names |= (
@@ -161,18 +161,15 @@ class Plan:
         return names
 
     def works_in(self, node: int) -> str:
-        """Return the queue that runs the node's work.
-
-        If the node is cut into pieces, this is the queue of its pieces.
-        """
+        """Return the queue for a node's work, which is that of its pieces if it has any."""
         return self.lane[self.in_pieces[node][0] if node in self.in_pieces else node]
 
     @cached_property
     def waits_for(self) -> dict[int, set[int]]:
-        """Unit → the units that must end before it starts.
+        """For each unit, the units that must end before it starts.
 
-        A piece waits for the same units as its node, with one exception: of the sampling node, it waits only
-        for its own chunk.
+        A piece waits for the same units as its node, but instead of the whole sampling node, only for its own
+        chunk.
         """
         live = set(self.live)
         predecessors = {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
@@ -188,10 +185,7 @@ class Plan:
         return predecessors
 
     def names_before(self, unit: int) -> tuple[str, ...]:
-        """Return the names of the nodes that a unit waits for.
-
-        For a chunk, this is the name of the node that samples it.
-        """
+        """Return the names of the nodes that a unit waits for. A chunk counts as the node that samples it."""
         return tuple(dict.fromkeys(self.node(self.source_of.get(i, i)).name for i in self.waits_for[unit]))
 
     def _chunk(self, piece: Piece) -> int:
@@ -200,7 +194,7 @@ class Plan:
 
     @cached_property
     def followers(self) -> dict[int, tuple[int, ...]]:
-        """Unit or chunk → the units that wait for it."""
+        """For each unit or chunk, the units that wait for it."""
         after: dict[int, list[int]] = {i: [] for i in itertools.chain(self.units, *self.chunks.values())}
         for i, before in self.waits_for.items():
             for j in before:
@@ -209,9 +203,9 @@ class Plan:
 
     @cached_property
     def reads(self) -> dict[int, frozenset[Column]]:
-        """Unit → the columns that it reads.
+        """For each unit, the columns that it reads.
 
-        Reads of a piece count for its node, because the node ends after its last piece.
+        What a piece reads counts for its node, because the node ends after its last piece.
         """
         return {
             i: frozenset(
@@ -224,9 +218,9 @@ class Plan:
 
     @cached_property
     def gives(self) -> dict[int, tuple[Column, ...]]:
-        """Unit → the kept columns that it gives.
+        """For each unit, the columns it returns that are kept.
 
-        Columns of pieces are given by their node, which joins them.
+        A node returns the columns of its pieces, which it joins.
         """
         return {
             i: tuple(Column(i, name) for name in self.keeps(self.node(i)) if i not in self.pieces)
@@ -234,9 +228,9 @@ class Plan:
         }
 
     def shared(self, seconds: Mapping[int, float]) -> dict[int, float]:
-        """Return unit → seconds. ``seconds``: node id → duration.
+        """Convert each node's seconds into seconds per unit.
 
-        Each piece of a node gets an equal share of the node's duration. Joining the pieces takes no time.
+        The pieces of a node get equal shares of its duration. Joining them takes no time.
         """
         own = {i: 0.0 if i in self.in_pieces else seconds[i] for i in self.live}
         return own | {
@@ -245,7 +239,7 @@ class Plan:
 
     @cached_property
     def readers(self) -> dict[Column, set[int]]:
-        """Kept column → the ids of the live nodes that read it."""
+        """For each kept column, the ids of the live nodes that read it."""
         nodes: dict[Column, set[int]] = {column: set() for column in self.columns}
         for i, columns in self.reads.items():
             for column in columns:
@@ -253,7 +247,7 @@ class Plan:
         return nodes
 
     def keeps(self, node: Node) -> tuple[str, ...]:
-        """Return the names of the node's outputs that are kept."""
+        """Return the names of those outputs of a node that are kept."""
         return tuple(output.name for output in node.outputs if Column(node.id, output.name) in self.columns)
 
     def __str__(self) -> str:
@@ -261,7 +255,7 @@ class Plan:
 
 
 def _turns_of(turns: Mapping[int, int], units: Collection[int]) -> dict[int, int]:
-    """Return the fixed order among ``units``: unit → the unit before it. ``turns``: the same for all units."""
+    """Restrict the fixed order ``turns`` (unit → the unit before it) to these units."""
     own: dict[int, int] = {}
     for unit in units:
         before = turns.get(unit)

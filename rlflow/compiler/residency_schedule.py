@@ -1,10 +1,8 @@
-"""Memory schedules: the model parts in a rank's memory at each step of an iteration.
+"""Memory schedules: which parts of models are in a rank's memory at each step, with as few moves as possible.
 
-A schedule has the fewest possible moves.
-
-An iteration is a list of steps that repeats. Between two steps that need a part, the part stays in memory or
-is moved out and back. A schedule makes this choice for each such gap. The search for the best schedule is
-exact. This module only plans; it moves nothing.
+An iteration is a list of steps that repeats. Between two steps that need a part, it either stays in memory or
+is moved out and back in. A schedule decides this for each such gap, and is found by an exact search. This
+module only plans, and doesn't move anything.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from rlflow.errors import PlanError, Problem
 
 @dataclass(frozen=True, order=True)
 class ModelPart:
-    """One kind of memory that the trainer or generator of a role uses on a rank, such as its optimizer."""
+    """One kind of memory, such as the optimizer, of a role's trainer or generator on a rank."""
 
     role: str
     half: str  # side: trainer or generator; or reward, for a reward model with its own folder
@@ -36,41 +34,38 @@ Parts = frozenset[ModelPart]
 
 
 def parts(role: str, half: str, *what: str) -> Parts:
-    """Return the model parts of a trainer or generator (``half``).
-
-    ``what``: weights, gradient, optimizer or cache.
-    """
+    """Return the given parts of a trainer or generator (``half``): weights, gradient, optimizer or cache."""
     return frozenset(ModelPart(role, half, each) for each in what)
 
 
 def computing(role: str) -> Parts:
-    """Return the parts that a role's trainer needs for a forward pass, or to write its weights to a file."""
+    """Return what a role's trainer needs for a forward pass, or to write its weights to a file."""
     return parts(role, "trainer", "weights")
 
 
 def copying(role: str) -> Parts:
-    """Return the model parts that must be in memory to copy everything that training changes in a role."""
+    """Return what must be in memory to copy everything that training changes in a role."""
     return parts(role, "trainer", "weights", "optimizer")
 
 
 def learning(role: str) -> Parts:
-    """Return the model parts that an update of a role needs."""
+    """Return what an update of a role needs."""
     return parts(role, "trainer", "weights", "optimizer", "gradient")
 
 
 def sampling(role: str) -> Parts:
-    """Return the model parts that a role's generator needs to sample or to score."""
+    """Return what a role's generator needs to sample or to score."""
     return parts(role, "generator", "weights", "cache")
 
 
 def syncing(role: str) -> Parts:
-    """Return the model parts that a transfer of weights from a role's trainer to its generator needs."""
+    """Return what is needed to transfer weights from a role's trainer to its generator."""
     return parts(role, "trainer", "weights") | parts(role, "generator", "weights")
 
 
 @dataclass(frozen=True)
 class MemoryStep:
-    """A step of an iteration that uses model parts: the work of a node, or a part of it."""
+    """A step of an iteration that uses parts of models: a node's work, or some of it."""
 
     step: str  # name of the step
     needs: Parts  # parts that must be in memory during the step, and may be offloaded at other times
@@ -80,7 +75,7 @@ class MemoryStep:
 
 @dataclass(frozen=True)
 class Move:
-    """A move of a model part out of memory, or back into memory, before a step."""
+    """Moves a part of a model out of memory, or back in, before a step."""
 
     before: str  # name of the step
     part: ModelPart
@@ -90,7 +85,7 @@ class Move:
 
 @dataclass(frozen=True)
 class MemorySchedule:
-    """The steps of an iteration on the ranks of a pool, and the model parts in memory during each step."""
+    """The steps of an iteration on a pool's ranks, and the parts of models in memory during each step."""
 
     pool: str
     moments: tuple[MemoryStep, ...]  # steps in order; after the last step, the first one follows
@@ -101,14 +96,14 @@ class MemorySchedule:
     beside: tuple[MemoryStep, ...] = ()  # steps that sometimes run between two iterations
 
     def held(self, moment: MemoryStep, awake: Iterable[ModelPart]) -> int:
-        """Return the bytes on a rank during the step ``moment`` if the model parts ``awake`` are in memory."""
+        """Return the bytes in use on a rank during a step if the parts ``awake`` are in memory."""
         return (
             sum(self.fixed.values()) + sum(moment.passing.values()) + sum(self.sizes[part] for part in awake)
         )
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """The moves of one iteration, in order. Before a step, parts are first moved out and then moved back."""
+        """The moves of one iteration, in order. Before each step, parts are moved out first, then back in."""
         return tuple(move for at in range(len(self.moments)) for move in self._moves(at))
 
     def _moves(self, at: int) -> Iterator[Move]:
@@ -123,12 +118,12 @@ class MemorySchedule:
 
     @property
     def peak_without(self) -> int:
-        """The maximum number of bytes in memory on a rank, if all model parts always stayed there."""
+        """What the maximum would be if all parts always stayed in memory."""
         return max((self.held(moment, self.sizes) for moment in (*self.moments, *self.beside)), default=0)
 
     @property
     def moving(self) -> bool:
-        """True if any model part is ever offloaded."""
+        """True if anything is ever offloaded."""
         return any(set(awake) != set(self.sizes) for awake in self.awake) or self.peak_without > self.limit
 
 
@@ -138,7 +133,7 @@ class MemorySchedule:
 
 @dataclass(frozen=True)
 class Gap:
-    """Consecutive steps during which a model part is not needed."""
+    """Consecutive steps that don't need some part of a model."""
 
     part: ModelPart
     over: frozenset[int]  # the steps, by number
@@ -146,7 +141,7 @@ class Gap:
 
 
 def gaps(schedule: MemorySchedule) -> Iterator[Gap]:
-    """Yield the gaps between consecutive uses of each model part. A gap may include the end of the iteration."""
+    """Yield the gaps between consecutive uses of each part. They can wrap around the iteration's end."""
     count = len(schedule.moments)
     for part in sorted(schedule.sizes):
         uses = [at for at, moment in enumerate(schedule.moments) if part in moment.needs]
@@ -161,10 +156,10 @@ Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts 
 
 
 def fewest(schedule: MemorySchedule) -> tuple[Parts, ...]:
-    """For each step, return the model parts that are in memory, such that an iteration has the fewest moves.
+    """Choose which parts are in memory at each step, so that an iteration has as few moves as possible.
 
-    If several solutions have the fewest moves, the solution that moves the fewest bytes is returned. Each
-    step must fit into memory by itself.
+    Among such solutions, the one that moves the fewest bytes is returned. Each step must fit into memory by
+    itself.
     """
     count, all_gaps = len(schedule.moments), list(gaps(schedule))
     room = [schedule.limit - schedule.held(moment, moment.needs) for moment in schedule.moments]
@@ -178,12 +173,12 @@ Way = tuple[Cost, frozenset[Gap]]  # cost so far, and the gaps whose parts are o
 
 
 def _dropped(schedule: MemorySchedule, all_gaps: list[Gap], room: list[int]) -> frozenset[Gap]:
-    """Return the gaps during which model parts are offloaded in a best solution.
+    """Return the gaps during which parts are offloaded in an optimal solution.
 
-    ``room``: for each step, the bytes that are free if only the needed parts are in memory. The search visits
-    each step at which not all parts fit. It branches over the minimal sets of gaps that make the step fit. A
-    best solution contains such a set for every step, and an offloaded part never hurts earlier steps. A first
-    search with few branches gives an upper bound of the cost.
+    ``room``: for each step, how many bytes are free when only the needed parts are in memory. The search goes
+    through the steps where not everything fits, and branches over the minimal sets of gaps that make a step
+    fit. This is exact because an optimal solution contains such a set for every step, and offloading a part
+    never hurts earlier steps. A first search with few branches gives an upper bound of the cost.
     """
     covering = [[gap for gap in all_gaps if at in gap.over] for at in range(len(room))]
     tight = {
@@ -202,11 +197,10 @@ def _search(
     most: tuple[float, int, int],
     few: int | None = None,
 ) -> Way:
-    """Return the cheapest solution, as (cost, offloaded gaps), among solutions that cost at most ``most``.
+    """Return the cheapest solution that costs at most ``most``, as (cost, offloaded gaps).
 
-    ``tight``: step → its gaps, for each step at which not all parts fit. ``few`` limits the number of
-    solutions that are kept per step. If solutions differ only in gaps that no later step needs, only the
-    cheapest is kept.
+    ``tight``: the gaps at each step where not everything fits. ``few`` limits how many solutions are kept per
+    step. Of solutions that only differ in gaps that no later step needs, just the cheapest is kept.
     """
     ways: dict[frozenset[Gap], Way] = {frozenset(): ((0, 0, 0), frozenset())}
     moments = list(tight)
@@ -227,7 +221,7 @@ def _search(
 def _least(schedule: MemorySchedule, there: list[Gap], excess: int) -> Iterator[tuple[Gap, ...]]:
     """Yield the minimal sets of gaps in ``there`` that free ``excess`` bytes.
 
-    Without any one of its gaps, a set frees less.
+    They are minimal in that each one needs all of its gaps to free that much.
     """
     sizes = [schedule.sizes[gap.part] for gap in there]
     for count in range(len(there) + 1):
@@ -246,9 +240,9 @@ def _plus(schedule: MemorySchedule, cost: Cost, freed: tuple[Gap, ...]) -> Cost:
 
 
 def too_large(schedule: MemorySchedule) -> Iterator[Problem]:
-    """Yield a problem for each step that does not fit into memory by itself.
+    """Yield a problem for each step that doesn't fit into memory by itself.
 
-    If several such steps need the same parts, only the largest is reported.
+    Of several such steps that need the same parts, only the largest is reported.
     """
     reported: set[Parts] = set()
     over = [
@@ -283,10 +277,10 @@ def _too_large(schedule: MemorySchedule, moment: MemoryStep, excess: int) -> Pro
 
 
 def prove(schedule: MemorySchedule) -> int:
-    """Check a schedule by simulating the moves of two iterations.
+    """Check a schedule by simulating its moves over two iterations.
 
-    Return the maximum number of bytes in memory on a rank. Raises PlanError if a needed part is missing, or
-    if memory exceeds the limit at any step.
+    Returns the maximum number of bytes in memory on a rank. Raises PlanError if a step lacks a part that it
+    needs, or goes over the limit.
     """
     there: set[ModelPart] = set(schedule.awake[-1]) if schedule.awake else set()
     most = 0

@@ -1,13 +1,13 @@
 """The scheduler of an iteration: a state machine that takes events and returns instructions.
 
-It does no I/O and never waits. A node is waiting, ready, running or done. A ready node starts when its queue
-has room. The node with the most remaining work starts first; if two have equally much, the earlier one in the
-program. A column is freed when its last reader is done. After a failure, no node starts. When the last
-running node has then ended, all columns are freed. A sampling node may release chunks of its rows while it
-runs; pieces of other nodes wait for these chunks.
+It does no I/O and never waits. A node is waiting, ready, running or done, and starts when it is ready and its
+queue has room. The one with the most remaining work goes first; if there's a tie, the one that comes first in
+the program. A column is freed when its last reader is done. After a failure, no more nodes start, and all
+columns are freed once the last running node has ended. A sampling node may release chunks of its rows while
+it is running, which pieces of other nodes wait for.
 
-The cost of an event depends only on the nodes that wait for the ended node, the columns that it read or gave,
-and their queues.
+What an event costs depends only on the nodes that wait for the ended node, on the columns that it read or
+returned, and on their queues.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rlflow.compiler.plan import Plan
 
 @dataclass(frozen=True)
 class StartNode:
-    """Instruction to run a node, or a piece of a node, now."""
+    """Run a node, or a piece of a node, now."""
 
     node: int
 
 
 @dataclass(frozen=True)
 class Free:
-    """Instruction to free columns that nothing will read any more."""
+    """Free columns that nothing will read any more."""
 
     columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Instruction to end the iteration: all nodes are done, or a node failed and no node runs any more."""
+    """End the iteration: all nodes are done, or one failed and none are running any more."""
 
     failed: bool = False
 
@@ -47,10 +47,10 @@ Instruction = StartNode | Free | Finish
 
 @dataclass(slots=True)
 class _Queue:
-    """An executor queue: its limit, the number of running nodes, and a heap of ready nodes.
+    """An executor queue: its limit, its number of running nodes, and a heap of ready nodes.
 
-    The next node to start is on top of the heap. ``number``: queues are numbered in the order in which they
-    first had a ready node.
+    The node at the top of the heap starts next. Queues get their ``number`` in the order in which they first
+    have a ready node.
     """
 
     number: int
@@ -60,9 +60,9 @@ class _Queue:
 
 
 class Scheduler:
-    """The scheduler of one iteration of a plan.
+    """Schedules one iteration of a plan.
 
-    ``room``: queue → how many nodes it runs at once; a queue without an entry has no limit.
+    ``room``: how many nodes each queue can run at once. Queues that aren't listed have no limit.
     """
 
     def __init__(self, plan: Plan, room: Mapping[str, int]) -> None:
@@ -78,16 +78,12 @@ class Scheduler:
         self._failed = False
 
     def begin(self) -> list[Instruction]:
-        """Start the iteration: return the instructions that start all nodes without unfinished
-        predecessors."""
+        """Start the iteration. Returns instructions to start all nodes that wait for nothing."""
         first = [node for node, before in self._waiting.items() if not before]
         return [*self._start([self._make_ready(node) for node in first]), *self._finish()]
 
     def done(self, node: int) -> list[Instruction]:
-        """Handle the event that a node or piece ended successfully and stored its kept columns.
-
-        Return the instructions.
-        """
+        """Record that a node or piece has succeeded and its kept columns are stored. Returns instructions."""
         lane = self._leave(node)
         self._done.add(node)
         self._stored.update(self._plan.gives[node])
@@ -98,19 +94,19 @@ class Scheduler:
         return [*self._free(node), *self._start(touched), *self._finish()]
 
     def released(self, chunk: int) -> list[Instruction]:
-        """Handle the event that a running node sampled a chunk of its rows. Return the instructions."""
+        """Record that a running node has sampled a chunk of its rows. Returns instructions."""
         self._chunks.add(chunk)
         return self._start(
             [self._make_ready(later) for later in self._plan.followers[chunk] if self._one_less(later)]
         )
 
     def failed(self, node: int) -> list[Instruction]:
-        """Handle the event that a node or piece raised. No further node starts. Return the instructions."""
+        """Record that a node or piece raised, so that no more nodes start. Returns instructions."""
         self._leave(node)
         return self.halt()
 
     def halt(self) -> list[Instruction]:
-        """Start no further nodes; running nodes may end. Return the instructions."""
+        """Start no more nodes, but let running ones end. Returns instructions."""
         self._failed = True
         for lane in self._queues.values():
             lane.ready.clear()
@@ -118,11 +114,11 @@ class Scheduler:
 
     @property
     def running(self) -> frozenset[int]:
-        """The ids of the units that have started and have not ended."""
+        """The ids of units that have started but not ended."""
         return frozenset(self._running)
 
     def validate(self) -> None:
-        """Assert the scheduler's invariants, which hold between events."""
+        """Assert the scheduler's invariants, which hold whenever no event is being handled."""
         ready = {node for lane in self._queues.values() for _, node in lane.ready}
         states = [set(self._waiting), ready, self._running, self._done]
         assert sum(map(len, states)) == len(set().union(*states)), "a node is in one state"
@@ -140,7 +136,7 @@ class Scheduler:
             )
 
     def _one_less(self, node: int) -> bool:
-        """Decrease the number of units that ``node`` waits for. Return True if it now waits for nothing."""
+        """Count down the units that ``node`` waits for. Returns True once there are none left."""
         self._waiting[node] -= 1
         return not self._waiting[node]
 
@@ -159,10 +155,7 @@ class Scheduler:
         return lane
 
     def _start(self, touched: Iterable[_Queue]) -> list[Instruction]:
-        """Return the instructions that start ready nodes in the queues ``touched``.
-
-        Other queues cannot have changed.
-        """
+        """Return instructions to start ready nodes in the queues ``touched``. Others can't have changed."""
         started: list[Instruction] = []
         for lane in sorted(touched, key=lambda lane: lane.number) if not self._failed else ():
             while lane.ready and lane.used < lane.limit:
@@ -173,7 +166,7 @@ class Scheduler:
         return started
 
     def _free(self, node: int) -> list[Instruction]:
-        """Return the instruction to free the columns that nothing reads any more after ``node``."""
+        """Return the instruction to free columns that nothing reads any more after ``node``."""
         for column in self._plan.reads[node]:
             self._unread[column] -= 1
         columns = [

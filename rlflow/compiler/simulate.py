@@ -1,6 +1,6 @@
-"""Simulate an iteration: the real scheduler with given durations instead of work.
+"""Simulate an iteration by running the real scheduler with given durations in place of work.
 
-A simulation shows how long an iteration takes, which nodes determine this time, and a lower bound for any
+This shows how long an iteration takes, which nodes are responsible for that, and a lower bound for any
 schedule.
 """
 
@@ -38,7 +38,7 @@ class CriticalNode:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One simulated iteration."""
+    """The result of simulating an iteration."""
 
     spans: tuple[Span, ...]  # in the order in which nodes ended
     longest: float  # seconds of the longest path
@@ -47,14 +47,14 @@ class Simulation:
 
     @property
     def makespan(self) -> float:
-        """The seconds from the start of the iteration to the end of its last node."""
+        """The seconds from the start of the iteration until its last node ends."""
         return max((span.end for span in self.spans), default=0.0)
 
     @property
     def bound(self) -> float:
         """A lower bound in seconds for any schedule.
 
-        This is the longest path, or, if it takes longer, the work of the busiest queue divided by its room.
+        This is the longest path or, if it takes longer, the busiest queue's work divided by its room.
         """
         limited = {
             lane: share for lane, share in busy(self.spans, 1.0, self.room).items() if lane in self.room
@@ -63,15 +63,12 @@ class Simulation:
 
     @property
     def busy(self) -> dict[str, float]:
-        """Queue → the share of its places that is in use, averaged over the iteration."""
+        """For each queue, the share of its places in use, averaged over the iteration."""
         return busy(self.spans, self.makespan, self.room)
 
     @cached_property
     def critical(self) -> tuple[CriticalNode, ...]:
-        """The chain of nodes that determines the duration of the iteration.
-
-        Each entry names the node that it waited for.
-        """
+        """The chain of nodes that determines the iteration's duration, each with the node it waited for."""
         path = critical_path(self.spans, self.room)
         first = (CriticalNode(span.node) for span in path[:1])
         pairs = itertools.pairwise(path)
@@ -82,25 +79,22 @@ class Simulation:
 
     @property
     def decided_by(self) -> list[str]:
-        """The names along the critical path, each once."""
+        """The names of the nodes along the critical path, each once."""
         return chain(step.node for step in self.critical)
 
     @cached_property
     def by_name(self) -> dict[str, Span]:
-        """Name of a node → its span."""
+        """Each node's span, by name."""
         return {span.node: span for span in self.spans}
 
     def together(self, *names: str) -> bool:
-        """Return True if there is a moment at which all these nodes run."""
+        """Return True if all these nodes are running at some moment."""
         spans = [self.by_name[name] for name in names]
         return max(span.start for span in spans) < min(span.end for span in spans)
 
 
 def evenly(rows: float) -> float:
-    """Return ``rows``, because rows end at a constant rate.
-
-    The result is the share of a node's time after which the share ``rows`` of its rows is done.
-    """
+    """Rows end at a constant rate: a share ``rows`` of a node's rows is done after that share of its time."""
     return rows
 
 
@@ -109,12 +103,12 @@ def simulate(
 ) -> Simulation:
     """Simulate one iteration of a plan, which may be unrolled.
 
-    seconds: node id → duration, or a function from a node to its duration; a `repeat` counts as one node.
+    seconds: node id → duration, or a function from a node to its duration. A `repeat` counts as one node.
 
-    room: how many nodes each queue runs at once.
+    room: how many nodes each queue can run at once.
 
     ended: for streamed rows, a function from a share of the rows to the share of the sampling node's time
-    after which these rows are done. It rises from 0 to 1.
+    after which they are done. It rises from 0 to 1.
 
     Raises PlanError if a node has no duration, or if some nodes can never start.
     """
@@ -131,7 +125,7 @@ def simulate(
 
 
 def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
-    """Return live node id → seconds. Raises PlanError for missing, negative or infinite durations."""
+    """Return each live node's seconds. Raises PlanError if any are missing, negative or infinite."""
     nodes = [plan.graph.nodes[i] for i in plan.live]
     known = {
         node.id: seconds(node) if callable(seconds) else seconds.get(node.id, math.nan)
@@ -154,7 +148,7 @@ def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
 
 @dataclass
 class _Clock:
-    """The running nodes in the order in which they end. Nodes that end at the same time are in program order."""
+    """The running nodes, ordered by when they end; those that end together are in program order."""
 
     plan: Plan  # the plan that runs
     seconds: Mapping[int, float]  # node or piece → its duration

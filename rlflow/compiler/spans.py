@@ -1,7 +1,4 @@
-"""Spans: when each node ran, in real or simulated time.
-
-Also the chain of nodes that determined the end of an iteration.
-"""
+"""Spans: when each node ran, in real or simulated time. Also finds what made an iteration take so long."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Span:
-    """The start and the end of a node's run, in seconds of a monotonic clock."""
+    """When a node's run started and ended, in seconds of a monotonic clock."""
 
     node: str  # name of the node
     lane: str  # its executor queue
@@ -22,16 +19,13 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """The seconds from start to end."""
+        """How many seconds the run took."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class RankSpan:
-    """The start and the end of an operation that a rank of a pool ran for a node.
-
-    The clock is that of ``Span``.
-    """
+    """When a rank of a pool started and ended an operation for a node, on the same clock as ``Span``."""
 
     node: str  # name of the node
     pool: str
@@ -46,11 +40,12 @@ TICK = 1e-9  # tolerance for clocks and sums of seconds
 
 
 def critical_path(spans: Sequence[Span], room: Mapping[str, int] | None = None) -> list[Span]:
-    """Return the chain of spans that determined the end of the iteration, first span first.
+    """Return the chain of spans that determined when the iteration ended, in order.
 
-    The search starts at the span that ended last. Each step goes back to the span that the current span
-    waited for longest, to get its columns or a place in a queue. ``room``: queue → how many nodes it runs at
-    once; a queue without an entry delays nothing. If ``room`` is None, each queue runs one node at a time.
+    The search begins at the span that ended last, and keeps going back to the one that the current span
+    waited for longest, to get its columns or a place in a queue. ``room``: how many nodes each queue can run
+    at once, where queues that aren't listed never cause delays. If it is None, each queue runs one node at a
+    time.
     """
     ended = _Ended(spans, room)
     path: dict[Span, None] = {}
@@ -62,9 +57,9 @@ def critical_path(spans: Sequence[Span], room: Mapping[str, int] | None = None) 
 
 
 class _Ended:
-    """The spans of each node and of each queue, sorted by their end.
+    """The spans of each node and of each queue, sorted by when they ended.
 
-    If several spans ended at the same time, the first of them in the input counts as the last to end.
+    Of spans that ended together, the first one in the input counts as the last to end.
     """
 
     def __init__(self, spans: Sequence[Span], room: Mapping[str, int] | None) -> None:
@@ -77,11 +72,11 @@ class _Ended:
             ends.sort()
 
     def before(self, span: Span, path: Mapping[Span, None]) -> list[Span]:
-        """Return the spans from ``span`` back to the span that it waited for longest.
+        """Return the spans from ``span`` back to the one that it waited for longest.
 
-        The list is empty if ``span`` waited for no span. ``path``: the spans of the path so far, which are excluded.
-        The last span of the result ended last among all spans that ``span`` waited for. The spans between
-        them have zero length and began and ended just as ``span`` began.
+        ``path`` has the spans found so far, which are excluded. The last span of the result ended last among
+        those that ``span`` waited for; any in between have no length, and began and ended just as ``span``
+        began. If ``span`` waited for nothing, the list is empty.
         """
         steps: dict[Span, list[Span]] = {span: []}
         ends: dict[Span, tuple[float, int]] = {}
@@ -101,8 +96,8 @@ class _Ended:
     def _candidates(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
         """Yield (end, key) of the spans that ``span`` may have waited for, latest first.
 
-        For each node on which ``span`` waited, and for its queue, these are the spans that ended when
-        ``span`` began, and the last one to end earlier.
+        For each node that ``span`` waited for, and for its queue, these are the spans that ended just as it
+        began, and the last one that ended earlier.
         """
         for ends in (
             *(self._backwards(("node", name), span.start, path) for name in span.waits_for),
@@ -122,14 +117,14 @@ class _Ended:
                 yield ends[place]
 
     def _full(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
-        """Yield (end, key) of the spans in the same queue at whose end the queue was full."""
+        """Yield (end, key) of spans in the same queue that ended while the queue was full."""
         limit = 1 if self._room is None else self._room.get(span.lane, 0)
         for end in self._backwards(("lane", span.lane), span.start, path) if limit else ():
             if limit == 1 or self._running_at_end(self._spans[-end[1]]) >= limit:
                 yield end
 
     def _running_at_end(self, one: Span) -> int:
-        """Count the spans of the queue that ran just before ``one`` ended, including ``one``."""
+        """Count the queue's spans that were running just before ``one`` ended, including ``one``."""
         return sum(
             s is one or (s.start < one.end - TICK and s.end >= one.end - TICK)
             for s in self._spans
@@ -138,10 +133,10 @@ class _Ended:
 
 
 def chain(names: Iterable[str]) -> list[str]:
-    """Return the names along a path without its loops.
+    """Return the names along a path, with loops removed.
 
-    If a name occurs again, the names after its first occurrence are removed. So each name still follows the
-    name of a node that it waited for.
+    When a name comes up again, those after its first occurrence are dropped. That way, each name still
+    follows that of a node it waited for.
     """
     path: list[str] = []
     for name in names:
@@ -151,11 +146,11 @@ def chain(names: Iterable[str]) -> list[str]:
 
 
 def flat(spans: Sequence[Span], within: Mapping[str, str]) -> list[Span]:
-    """Return spans without overlaps of nested spans, so that no time counts twice.
+    """Cut nested spans so that they don't overlap and no time counts twice.
 
-    ``within``: node → its holder, the node in which it runs, such as a `repeat`. A holder keeps the time
-    before, between and after its inner nodes. The first inner node then waits for the holder, and each later
-    part of the holder waits for the inner nodes that ran before it.
+    ``within`` maps a node to the node that it runs in, its holder, such as a `repeat`. A holder keeps the
+    time before, between and after its inner nodes. The first inner node then waits for the holder, and each
+    later part of the holder waits for the inner nodes that ran before it.
     """
     parts, holders = list(spans), set(within.values())
     # inner holders first
@@ -179,7 +174,7 @@ def flat(spans: Sequence[Span], within: Mapping[str, str]) -> list[Span]:
 
 
 def _holders(node: str, within: Mapping[str, str]) -> Iterator[str]:
-    """Yield the `repeat` around the node, the `repeat` around that `repeat`, and so on."""
+    """Yield the `repeat` around the node, the `repeat` around that one, and so on."""
     while node in within:
         yield (node := within[node])
 
@@ -189,10 +184,10 @@ def _inside(span: Span, holder: Span) -> bool:
 
 
 def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
-    """Yield the parts of a holder's span during which none of the spans ``inner`` ran.
+    """Yield the parts of a holder's span in which none of the ``inner`` spans ran.
 
-    There is a part before the first inner span, one after the last, and one in each gap between them, even if
-    it has no length.
+    These are before the first inner span, after the last, and in each gap in between, even if they have no
+    length.
     """
     since, waits = holder.start, holder.waits_for
     names = tuple(dict.fromkeys((*holder.waits_for, *(span.node for span in inner))))
@@ -203,9 +198,9 @@ def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
 
 
 def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
-    """Yield the maximal periods (start, end) during which some span ran.
+    """Yield the longest periods (start, end) in which there was always a span running.
 
-    Periods that only touch each other stay separate.
+    Periods that only touch stay separate.
     """
     ordered = sorted((span.start, span.end) for span in spans)
     start, end = ordered[0]
@@ -218,9 +213,9 @@ def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
 
 
 def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]:
-    """Return node → its share of the seconds between ``start`` and ``end``.
+    """Split the seconds between ``start`` and ``end`` among the nodes, returning each node's share.
 
-    If several nodes ran at the same time, each gets an equal share of that time.
+    Nodes that ran at the same time share that time equally.
     """
     clipped = [(max(span.start, start), min(span.end, end), span.node) for span in spans]
     events = sorted(
@@ -244,8 +239,8 @@ def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]
 def longest_path(spans: Iterable[Span]) -> float:
     """Return the seconds of the longest chain of nodes in which each waits for columns of the one before.
 
-    More workers cannot make an iteration shorter than this. If a node ran several times, as in the tries of a
-    `repeat`, its runs count one after another.
+    No number of workers can make an iteration shorter than this. If a node ran several times, as in the tries
+    of a `repeat`, its runs are added up.
     """
     done: dict[str, float] = {}
     for span in sorted(spans, key=lambda span: (span.start, span.end)):
@@ -255,10 +250,10 @@ def longest_path(spans: Iterable[Span]) -> float:
 
 
 def busy(spans: Sequence[Span], seconds: float, room: Mapping[str, int]) -> dict[str, float]:
-    """Return queue → the share of its places that was in use, averaged over ``seconds``.
+    """For each queue, return the share of its places in use, averaged over ``seconds``.
 
-    Queues that ran nothing are absent. A queue without a limit counts as one place, so its share may exceed
-    1.
+    Queues that ran nothing aren't listed. A queue without a limit counts as a single place, so its share can
+    exceed 1.
     """
     work: dict[str, float] = {}
     for span in spans:

@@ -1,5 +1,5 @@
-"""Check an algorithm before a run, with the given settings and with each setting changed alone.
+"""Check an algorithm before a run, both with its given settings and with each setting changed.
 
-This package makes the report of `rlflow check`. The tracer applies the rules for single calls
-(`rlflow.compiler.trace.rules`). `rlflow.runs.prepare` checks everything else that a run needs.
+This package makes the report of `rlflow check`. Rules for single calls are applied by the tracer
+(`rlflow.compiler.trace.rules`), and `rlflow.runs.prepare` checks everything else that a run needs.
 """

@@ -1,6 +1,6 @@
-"""Run all checks of an algorithm, with the given settings and with each setting changed alone.
+"""Run all checks of an algorithm, both with its given settings and with each setting changed.
 
-This module also checks side effects of stages, and weights of rewards.
+The checks of stages with side effects and of reward weights are in this module.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rlflow.errors import FlowError, PlanError, Problem
 def weight_problems(program: Program) -> Iterator[Problem]:
     """Yield an error for each reward weight that has no effect.
 
-    If the scores are divided by their own standard deviation, a weight cancels out. A weight that the flow
-    itself reads is not reported.
+    A weight cancels out if the scores are divided by their own standard deviation. Weights that the flow
+    reads itself are not reported.
     """
     nodes = list(all_nodes(program.graph.nodes))
     for node in nodes:
@@ -49,7 +49,7 @@ def weight_problems(program: Program) -> Iterator[Problem]:
 
 
 def _divided(program: Program, reward: Node, nodes: list[Node]) -> bool:
-    """Return True if only `compare` reads the reward's scores, and if it divides them by their deviation."""
+    """Return True if only `compare` reads the reward's scores, and divides them by their deviation."""
     # imported here so that torch is not loaded for a flow with errors
     from rlflow.author.functional.groups import compare
 
@@ -64,7 +64,7 @@ def _divided(program: Program, reward: Node, nodes: list[Node]) -> bool:
 def side_effect_problems(program: Program) -> Iterator[Problem]:
     """Yield a warning for each stage with side effects, at its first call.
 
-    Also yield a note for each stage that plans with several ranks refuse.
+    Stages that can't be planned on several ranks also get a note.
     """
     warned: set[str] = set()
     for node in used_nodes(program.graph):
@@ -110,12 +110,12 @@ class Report:
 
     @cached_property
     def errors(self) -> tuple[Problem, ...]:
-        """The problems that prevent a run from starting."""
+        """The problems that keep a run from starting."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
     @property
     def ok(self) -> bool:
-        """True if there are no errors. There may be warnings and notes."""
+        """True if there are no errors. Warnings and notes are fine."""
         return not self.errors
 
 
@@ -128,11 +128,11 @@ def check(
     with_variants: bool = True,
     bound: Callable[[Program], Iterable[Problem]] = lambda program: (),
 ) -> Report:
-    """Return a report of all problems of a flow, errors first.
+    """Check a flow and report all problems, errors first.
 
-    ``hp``: the settings (None: the flow's own). ``with_variants``: also check the flow with each setting
-    changed alone. ``bound``: a function that yields the problems with rewards, environments and other objects
-    bound to roles by flags.
+    ``hp`` defaults to the flow's own settings. ``with_variants``: also check the flow with each setting
+    changed. ``bound``: a function that yields the problems of rewards, environments and other objects that
+    flags bind to roles.
     """
     problems: list[Problem] = []
     try:
@@ -158,9 +158,9 @@ def check(
 
 
 def function_problems(traced: TraceResult) -> list[Problem]:
-    """Return the problems that come from calling the author's stages and losses on synthetic rows.
+    """Return the problems found by calling the author's stages and losses on synthetic rows.
 
-    Returns an empty list if the graph has errors, because a loss cannot be called without its columns.
+    If the graph has errors, nothing is called, because a loss can't be called without its columns.
     """
     if traced.program is None or any(problem.severity == "error" for problem in traced.problems):
         return []
@@ -182,10 +182,9 @@ def function_problems(traced: TraceResult) -> list[Problem]:
 def variant_problems(
     flow: Flow, hp: Any, options: TraceOptions | None, known: list[Problem]
 ) -> Iterator[Problem]:
-    """Yield the missing-column problems that occur only if one setting has another value.
+    """Yield problems with missing columns that only occur if one setting has another value.
 
-    Other problems of these variants are ignored, because the author probably does not mean to use the changed
-    value.
+    Any other problems are ignored, since the author probably doesn't intend to use that value.
     """
     reported = {(problem.code, problem.message) for problem in known}
     for change, changed in variants(hp):

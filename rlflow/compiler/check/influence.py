@@ -1,7 +1,7 @@
-"""Find the columns that change the gradient of a loss, by calling the loss on synthetic rows.
+"""Find the columns that change a loss's gradient, by calling the loss on synthetic rows.
 
-Each loss is called on-policy and off-policy, with several random draws. A column has no influence only if all
-gradients are bit-for-bit identical.
+Each loss is called on-policy and off-policy, with several random draws. A column counts as having no
+influence only if all gradients stay the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FIXED = ("mask", "group")
 def gradient(
     loss: Loss, new: New, columns: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Tensor] | None:
-    """Return the gradient of the sum of the loss's values: model output → gradient.
+    """Return the gradient of the sum of a loss's values, as model output → gradient.
 
-    ``columns``: the values of the loss's columns. Returns None if the loss raises or a gradient is not
-    finite, because such a call shows nothing.
+    ``columns``: the values of the loss's columns. Returns None if the call tells nothing because the loss
+    raises or a gradient isn't finite.
     """
     leaves = New(
         **{name: x if x is None else x.detach().clone().requires_grad_() for name, x in vars(new).items()}
@@ -57,10 +57,10 @@ def gradient(
 def influential(
     loss: Loss, kinds: Mapping[str, Kind] | None, settings: Mapping[str, Any], names: frozenset[str]
 ) -> frozenset[str]:
-    """Return the columns among ``names`` that change the gradient of the loss.
+    """Return those columns in ``names`` that change the loss's gradient.
 
-    ``kinds``: the kinds of the loss's columns. Returns all of ``names`` if ``kinds`` is None, or if the loss
-    raises.
+    ``kinds``: the kinds of the loss's columns. If it is None, or if the loss raises, all of ``names`` are
+    returned.
     """
     if kinds is None:
         return names
@@ -81,7 +81,7 @@ def influential(
 
 
 def has_gradient(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any]) -> bool:
-    """Return True if the loss has a gradient other than zero on some synthetic rows, or cannot be called."""
+    """Return True if the loss has a nonzero gradient on some synthetic rows, or can't be called."""
     for seed in range(DRAWS):
         for new, columns in trials(loss, kinds, seed):
             gradients = gradient(loss, new, columns, settings)
@@ -91,10 +91,10 @@ def has_gradient(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, A
 
 
 def trials(loss: Loss, kinds: Mapping[str, Kind], seed: int) -> list[tuple[New, dict[str, Any]]]:
-    """Return synthetic inputs for a loss: one pair (model outputs, columns) for each trial.
+    """Make synthetic inputs for a loss: a list of (model outputs, columns).
 
-    In the first trial, the model outputs are drawn independently of the columns. If there is a column
-    ``logprobs``, a second trial uses this column as the model's log-probs.
+    First, the model outputs are drawn independently of the columns. If the loss reads ``logprobs``, there is
+    a second trial in which the model's log-probs equal this column.
     """
     rng = torch.Generator().manual_seed(seed)
     columns = {name: column(name, kind, rng) for name, kind in sorted(kinds.items())}
@@ -121,10 +121,10 @@ def _changes_gradient(
 
 
 def moved(value: Tensor) -> list[Tensor]:
-    """Return changed copies of a column's values.
+    """Return several changed copies of a column's values.
 
-    Floats are increased and decreased by several amounts, which differ between entries. Bools are negated,
-    all set to True, and all set to False. Integers are increased by 1.
+    Floats are moved up and down by amounts that differ between entries. Bools are negated, all set to True,
+    and all set to False. Integers are increased by 1.
     """
     if value.dtype is torch.bool:
         return [~value, torch.ones_like(value), torch.zeros_like(value)]

@@ -1,8 +1,8 @@
-"""Call each loss on synthetic rows before a run, and check its result or exception.
+"""Call each loss on synthetic rows before a run, and check what it returns or raises.
 
-A loss gets columns of the right kinds with arbitrary numbers. Only mistakes that arbitrary numbers cannot
-explain are errors: reading a model output that the loss did not request, wrong types, names or shapes, and
-results of a wrong level.
+The columns have the right kinds but arbitrary numbers. So only mistakes that these numbers can't explain are
+errors: reading a model output that wasn't requested, wrong types, names or shapes, and results of the wrong
+level.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ CAUSE = {
 
 
 class Quantities:
-    """The parameter ``new`` of a loss, for a call on synthetic rows.
+    """What a loss gets as ``new`` when it is called on synthetic rows.
 
-    A model output that the loss did not request is None, as in a run. ``lacking`` lists such outputs that the
-    loss read.
+    As in a run, model outputs that the loss didn't request are None. ``lacking`` lists those that it read
+    anyway.
     """
 
     def __init__(self, new: New) -> None:
@@ -58,7 +58,7 @@ class Quantities:
 
 @dataclass(frozen=True)
 class Trial:
-    """The outcome of calling a loss on synthetic rows: its result or its exception."""
+    """What a loss returned or raised on synthetic rows."""
 
     result: Any = None
     raised: Exception | None = None
@@ -68,7 +68,7 @@ class Trial:
 def loss_problems(program: Program) -> Iterator[Problem]:
     """Call the losses of all updates on synthetic rows, and yield the problems.
 
-    Losses that read columns of unknown kind are not called.
+    A loss isn't called if it reads a column of unknown kind.
     """
     for node in program.graph.nodes:
         loss = program.functions.get(node.name)
@@ -80,10 +80,7 @@ def loss_problems(program: Program) -> Iterator[Problem]:
 
 
 def loss_terms(program: Program, node: Node, loss: Loss) -> list[LossTerm]:
-    """Return the losses of an update with their settings.
-
-    If a setting is a column, it gets a synthetic number.
-    """
+    """Return an update's losses with their settings. Settings that are columns get a synthetic number."""
     return terms(
         loss,
         {**synthetic_settings(node, loss), **program.settings[node.name]},
@@ -92,10 +89,7 @@ def loss_terms(program: Program, node: Node, loss: Loss) -> list[LossTerm]:
 
 
 def synthetic_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
-    """Return name → number for each setting of a call that is a column.
-
-    The number is the setting's default, or 0.5.
-    """
+    """Return a number for each setting of a call that is a column: its default, or else 0.5."""
     names = [
         item.parameter.removeprefix(SETTING) for item in node.inputs if item.parameter.startswith(SETTING)
     ]
@@ -104,9 +98,9 @@ def synthetic_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
 
 
 def column_kinds(graph: Graph, node: Node, function: Stage | Loss) -> dict[str, Kind] | None:
-    """Return name → kind for the columns that a stage or loss reads; None if a kind is unknown.
+    """Return the columns that a stage or loss reads, as name → kind, or None if a kind is unknown.
 
-    Optional columns that the batch does not have are omitted.
+    Optional columns that the batch doesn't have are left out.
     """
     kinds = {}
     for item in node.inputs:
@@ -153,10 +147,10 @@ def try_loss(
 ) -> Trial:
     """Call the loss on synthetic rows and return the outcome.
 
-    The state of the global random generator does not change.
+    The global random generator isn't affected.
 
-    ``kinds``: the kinds of the loss's columns. The values of the column ``weights`` are multiplied by the
-    number ``weights``.
+    ``kinds``: the kinds of the loss's columns. ``weights``: a factor for the values of the column
+    ``weights``.
     """
     rng = torch.Generator().manual_seed(0)
     columns = {name: column(name, kind, rng) for name, kind in sorted(kinds.items())}
@@ -171,7 +165,7 @@ def try_loss(
 
 
 def model_quantities(loss: Loss, rng: torch.Generator) -> New:
-    """Return random, differentiable model outputs with which to call the loss."""
+    """Return random, differentiable model outputs for calling the loss."""
     quantities = {
         "logprobs": -_uniform((ROWS, TOKENS), rng),
         "entropy": _uniform((ROWS, TOKENS), rng),
@@ -182,10 +176,10 @@ def model_quantities(loss: Loss, rng: torch.Generator) -> New:
 
 
 def column(name: str, kind: Kind, rng: torch.Generator) -> Any:
-    """Return synthetic values of a column, in the form that a loss gets.
+    """Make synthetic values of a column, in the form that a loss gets.
 
-    Log-probs are below 0 and weights are above 0. The mask has masked-out tokens and padding. Adjacent rows
-    form pairs.
+    Log-probs are below 0 and weights above 0. The mask has masked-out tokens and padding. Adjacent rows form
+    pairs.
     """
     shape = {Level.TOKEN: (ROWS, TOKENS), Level.PROMPT: (ROWS, PROMPT), Level.SCALAR: ()}.get(
         kind.level, (ROWS,)
@@ -248,9 +242,9 @@ def _raised(node: Node, loss: Loss, trial: Trial) -> Problem:
 
 
 def _result_problem(node: Node, loss: Loss, result: Any, mean: Any) -> Problem | None:
-    """Return the problem with a loss's result; None if the result is valid.
+    """Return the problem with a loss's result, or None if it is valid. It may lack metrics.
 
-    ``mean``: how the update averages the loss. A result without metrics is valid too.
+    ``mean``: how the update averages the loss.
     """
     value, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
 

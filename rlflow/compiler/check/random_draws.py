@@ -1,7 +1,6 @@
-"""Find random draws in stages and losses that do not depend on the run's seed.
+"""Find random draws in stages and losses that don't depend on the run's seed.
 
-A run with such draws cannot be resumed exactly. The draws may also be accidentally equal on several ranks, or
-differ between ranks.
+Such draws prevent exact resuming. They can also differ between ranks, or be equal on all ranks by accident.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ SEEDED = ("Random", "default_rng", "Generator", "RandomState", "SeedSequence")
 
 
 def draw_problems(program: Program) -> Iterator[Problem]:
-    """Yield a warning for each draw in a stage or loss that does not depend on the run's seed.
+    """Yield a warning for each draw in a stage or loss that doesn't depend on the run's seed.
 
-    Functions of the same file that the stage or loss calls are searched too.
+    This covers functions that the stage or loss calls, if they are in the same file.
     """
     for node in used_nodes(program.graph):
         called = program.functions.get(node.name)
@@ -94,10 +93,9 @@ def _problem(node: Node, function: Stage | Loss, name: str, place: Place) -> Pro
 
 
 def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> Iterator[tuple[str, Place]]:
-    """Yield (name of the drawing function, place) for each draw of random numbers without a generator.
+    """Yield (name of the drawing function, place) for each random draw without a generator.
 
-    Searches the function, and the functions of the same file that it calls. ``visited``: code that was
-    searched before.
+    This searches the function, and those in the same file that it calls. ``visited``: code already searched.
     """
     visited = visited if visited is not None else set()
     if not isinstance(function, types.FunctionType) or function in visited:
@@ -125,7 +123,7 @@ def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> I
 
 
 def _draws(called: ast.expr, names: Mapping[str, Any]) -> str | None:
-    """Return the name of the called function if it draws from the global random generator, else None."""
+    """Return the called function's name if it draws from the global random generator, or else None."""
     function = _value(called, names)
     if isinstance(called, ast.Attribute) and (
         called.attr in IN_PLACE or (called.attr in METHODS and function is None)
@@ -153,7 +151,7 @@ def _draws(called: ast.expr, names: Mapping[str, Any]) -> str | None:
 
 
 def _value(written: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return the object that an expression names, as a plain name or as an attribute of a module, else None."""
+    """Resolve a plain name, or an attribute of a module, to the object it stands for, or else None."""
     if isinstance(written, ast.Name):
         return names.get(written.id)
     if isinstance(written, ast.Attribute) and isinstance(

@@ -1,7 +1,6 @@
-"""Follow the scores of a reward through the graph, up to the updates whose gradient they change.
+"""Follow a reward's scores through the graph, up to the updates whose gradient they change.
 
-Scores pass through columns, chosen or kept rows, follow-up prompts, state, and weights that were trained with
-the scores.
+Scores pass through columns, the choice of rows, follow-up prompts, state, and weights trained with them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rlflow.errors import Place
 
 @dataclass(frozen=True)
 class PathStep:
-    """A step on the path of scores from a reward: what carries the scores, and where in the file."""
+    """A step on the path of a reward's scores: what carries them, and where in the file."""
 
     what: str
     place: Place | None
@@ -23,7 +22,7 @@ class PathStep:
 
     @property
     def steps(self) -> int:
-        """The number of steps on the path, counted from the reward."""
+        """The length of the path from the reward to here."""
         return 1 + (self.before.steps if self.before else 0)
 
     def __str__(self) -> str:
@@ -33,10 +32,10 @@ class PathStep:
 
 @dataclass(frozen=True)
 class ReachedUpdate:
-    """An update whose columns or rows depend on the scores of a reward.
+    """An update whose columns or rows depend on a reward's scores.
 
-    ``columns``: parameter → path of the scores, for each column that depends on the scores. ``rows``: the
-    path of the scores to the choice of the rows; None if the scores do not determine which rows exist.
+    ``columns`` maps each parameter whose column depends on the scores to the path they took. ``rows`` is
+    their path to the choice of rows, or None if that doesn't depend on the scores.
     """
 
     node: Node
@@ -46,23 +45,22 @@ class ReachedUpdate:
 
 @dataclass
 class Carried:
-    """The columns of a graph that depend on the scores, and the row axes whose rows depend on the scores."""
+    """What depends on the scores in a graph: its columns, and row axes whose very rows do."""
 
     columns: dict[Column, PathStep] = field(default_factory=dict)
     rows: dict[int, PathStep] = field(default_factory=dict)
 
 
 class Reach:
-    """The search for everything in a graph that depends on the scores of one reward call.
+    """Finds everything in a graph that depends on the scores of one reward call.
 
-    The call may be in the body of a `repeat`. The search goes through the graph again until it finds nothing
-    new.
+    The call may be inside a `repeat`. The graph is searched over and over until nothing new is found.
     """
 
     def __init__(self, graph: Graph, reward: Node, influences: Mapping[str, frozenset[str]]) -> None:
         """Search the graph.
 
-        ``influences``: name of an update → the parameters whose columns change its gradient.
+        ``influences`` maps an update's name to the parameters whose columns change its gradient.
         """
         self.reward, self.influences = reward, influences
         self.weights: dict[str, PathStep] = {}
@@ -78,7 +76,7 @@ class Reach:
                     self.state.setdefault(slot.name, step)
 
     def follow(self, graph: Graph, carried: Carried) -> Carried:
-        """Visit the nodes in program order; return ``carried`` with all that depends on the scores."""
+        """Visit the nodes in program order, adding everything that depends on the scores to ``carried``."""
         for node in graph.nodes:
             self._visit(graph, node, carried)
         return carried
@@ -125,7 +123,7 @@ class Reach:
             carried.columns.setdefault(Column(node.id, output.name), step)
 
     def _concat(self, graph: Graph, node: Node, carried: Carried) -> None:
-        """Handle `concat`: a joined column or row axis depends on the scores if any of its parts does."""
+        """Follow the scores through a `concat`: what is joined depends on them if any of its parts does."""
         for item in node.inputs:
             if step := carried.columns.get(item.column):
                 carried.columns.setdefault(Column(node.id, item.parameter.partition(".")[2]), step)
@@ -135,10 +133,10 @@ class Reach:
                 carried.rows.setdefault(node.makes, step)
 
     def _repeat(self, node: Node, body: Graph, carried: Carried) -> None:
-        """Handle a `repeat`: follow the scores through its body.
+        """Follow the scores through the body of a `repeat`.
 
-        The inputs of the node are the data of the body. The outputs of the node depend on the scores if the
-        body's results do, or if the scores determine which groups are kept.
+        The node's inputs are the body's data. Its outputs depend on the scores if the body's results do, or
+        if the scores decide which groups are kept.
         """
         data = body.nodes[0]
         inner = Carried(

@@ -1,7 +1,7 @@
 """Check that updates learn from rewards.
 
-Each reward that a flow calls must change the gradient of an update. If a flow or loss trains without rewards,
-its author must declare this.
+Each reward that a flow calls must change the gradient of an update. The author must declare it if a flow or
+loss trains without rewards.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SIGNALS = ("completion", "answer", "finish", "prompt", "chosen", "turn_rewards",
 
 
 def reward_problems(program: Program) -> Iterator[Problem]:
-    """Yield the problems to report for rewards that no update learns from, and for a flow without rewards.
+    """Yield a problem for each reward that no update learns from, or for a flow without rewards.
 
-    The flow's losses must have no errors. It is an error if the scores of a reward do not reach an update. It
-    is only a note if the author declared that they need not, or if the flow has no reward.
+    It's an error if a reward's scores don't reach an update, but only a note if the author declared that they
+    needn't, or if the flow has no reward. The flow's losses must already be free of errors.
     """
     graph = program.graph
     updates = [node for node in graph.nodes if node.op is Op.UPDATE]
@@ -57,7 +57,7 @@ def _terms(program: Program, node: Node) -> list[LossTerm]:
 def _influences(program: Program, node: Node) -> frozenset[str]:
     """Return the parameters of an update whose columns change its gradient.
 
-    A column counts if it changes the gradient of one of the update's losses, or if it selects rows.
+    A column can do so through one of the losses, or by selecting rows.
     """
     from rlflow.compiler.check.influence import influential
     from rlflow.compiler.check.losses import column_kinds
@@ -75,7 +75,7 @@ def _influences(program: Program, node: Node) -> frozenset[str]:
 
 
 def _zero(program: Program, updates: list[Node]) -> Iterator[Problem]:
-    """Yield a problem for each loss whose gradient is zero on all synthetic rows."""
+    """Yield a problem for each loss whose gradient is always zero on synthetic rows."""
     from rlflow.compiler.check.influence import has_gradient
     from rlflow.compiler.check.losses import column_kinds
 
@@ -119,7 +119,7 @@ def _unreached(program: Program, reward: Node, reach: Reach, learning: list[Node
 
 
 def _broken(program: Program, target: ReachedUpdate | None, reach: Reach) -> tuple[str, Place | None]:
-    """Return the path of the scores to the point where it ends, as text, and the place of this point."""
+    """Describe the scores' path up to where it ends, and return the place where it does."""
     if target is None:
         return f"{reach.furthest}; no update reads this", reach.furthest.place
     name, step = max(target.columns.items(), key=lambda item: item[1].steps)
@@ -133,9 +133,9 @@ def _broken(program: Program, target: ReachedUpdate | None, reach: Reach) -> tup
 
 
 def _unrewarded(program: Program, update: Node, rewards: list[Node]) -> Iterator[Problem]:
-    """Yield a warning for a trained role that samples, if the rewards reach only other roles.
+    """Yield a warning for a role that samples and is trained, but that no reward reaches.
 
-    If the author declared that the role's loss needs no reward, yield a note.
+    It becomes a note if the author declared that the role's loss needs no reward.
     """
     loss = next((term.loss for term in _terms(program, update) if term.loss.unrewarded), None)
     if loss is not None:
@@ -183,10 +183,10 @@ def _rewardless(update: Node, loss: Loss) -> Problem:
 
 
 def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
-    """Yield a note if the flow has nothing to learn from but the model's own samples.
+    """Yield a note if there is nothing to learn from but the model's own samples.
 
-    Rewards, labels in the data and teacher models count as something to learn from. If the author declared
-    that a loss needs no reward, the note says so.
+    Rewards, labels in the data and teacher models all count as something to learn from. The note says so if
+    the author declared that a loss needs no reward.
     """
     if _has_signal(program.graph):
         return
@@ -213,7 +213,7 @@ def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
 def _has_signal(graph: Graph) -> bool:
     """Return True if the updates learn from something other than the trained models.
 
-    This is a column from the data, a model that is not trained, or a stage that scores strings.
+    That can be a column from the data, a model that isn't trained, or a stage that scores strings.
     """
     trained = {use.name for use in graph.roles if use.trained}
     by_id: Mapping[int, Node] = {node.id: node for node in graph.nodes}

@@ -1,11 +1,11 @@
-"""Call each stage on synthetic rows before a run, and check its result or exception.
+"""Call each stage on synthetic rows before a run, and check what it returns or raises.
 
-A stage gets columns of the right kinds with arbitrary numbers and strings. Only mistakes that arbitrary
-values cannot explain are errors: unknown names, tensor operations with wrong shapes or dtypes, and results
-whose number, shape or dtype differ from the declaration.
+The columns have the right kinds but arbitrary numbers and strings. So only mistakes that these values can't
+explain are errors: unknown names, tensor operations with wrong shapes or dtypes, and results that differ from
+the declaration in number, shape or dtype.
 
-Stages are not called if they have side effects, get a role's trainer, read a column of unknown kind, or have
-a dispatch mode that the author registered.
+A stage isn't called if it has side effects, gets a role's trainer, reads a column of unknown kind, or uses a
+dispatch mode registered by the author.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ OF_TEXT = (TypeError, AttributeError)
 
 
 def stage_problems(program: Program) -> Iterator[Problem]:
-    """Call the stages of a flow on synthetic rows and yield the problems.
+    """Call a flow's stages on synthetic rows and yield the problems.
 
-    This includes its repeats and its evaluation. Each stage is called once for each set of columns that it
-    reads.
+    Stages in its repeats and its evaluation are included. Each stage is called once per set of columns that
+    it reads.
     """
     tried: set[tuple[str, tuple[str, ...]]] = set()
     for graph in _graphs(program.graph):
@@ -67,9 +67,9 @@ def _graphs(graph: Graph) -> Iterator[Graph]:
 
 
 def _columns(graph: Graph, node: Node, kinds: Mapping[str, Kind]) -> dict[str, Any]:
-    """Return synthetic values of the columns that a stage reads, in the form in which it gets them.
+    """Make synthetic values of the columns that a stage reads, in the form that it gets them.
 
-    A scalar that an ``ALL`` stage gave is a tuple with one value per rank.
+    A scalar returned by an ``ALL`` stage is a tuple with one value per rank.
     """
     rng = torch.Generator().manual_seed(0)
     columns = {name: column(name, kind, rng) for name, kind in sorted(kinds.items())}
@@ -104,7 +104,7 @@ def _call_problems(
 
 
 class _Call(threading.Thread):
-    """A call in a thread of its own. The checker does not wait for the thread if the call takes too long."""
+    """A call in its own thread, which the checker abandons if it takes too long."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         super().__init__(name="stage on synthetic rows", daemon=True)
@@ -112,7 +112,7 @@ class _Call(threading.Thread):
         self.raised: BaseException | None = None
 
     def run(self) -> None:
-        """Run the call and store its result or exception."""
+        """Make the call and store what it returns or raises."""
         try:
             self.result = self.function()
         except BaseException as error:  # SystemExit and KeyboardInterrupt of the stage are findings too
@@ -137,10 +137,10 @@ def _result_problems(node: Node, stage: Stage, result: Any) -> Iterator[Problem]
 
 
 def _raised(node: Node, stage: Stage, error: BaseException, kinds: Mapping[str, Kind]) -> Problem:
-    """Return the problem to report for a stage that raised ``error`` on synthetic rows.
+    """Return the problem with a stage that raised ``error`` on synthetic rows.
 
-    The problem is only a note if arbitrary values probably caused the exception: if the stage itself raises
-    it, or if the stage fails on a string.
+    It is only a note if the arbitrary values are a likely cause: if the stage itself raises the exception, or
+    fails on a string.
     """
     last = traceback.extract_tb(error.__traceback__)[-1]
     refuses = linecache.getline(last.filename, last.lineno or 0).strip().startswith(
@@ -189,7 +189,7 @@ def _wrong(node: Node, stage: Stage, message: str, finding: str, expected: str) 
 
 
 def _misfit(node: Node, stage: Stage, name: str, kind: Kind | None, value: Any) -> Iterator[Problem]:
-    """Yield a problem if the level or dtype of a result differs from the declared ``kind``."""
+    """Yield a problem if a result doesn't have the declared level and dtype."""
     if kind is None:
         return
     if kind.level is Level.TEXT:

@@ -1,6 +1,6 @@
 """Check flows whose rows may be sampled with older weights.
 
-If the staleness is at most K, rows of iteration i may be sampled with the weights after iteration i-1-K or
+With a staleness of at most K, rows of iteration i are sampled with the weights after iteration i-1-K or
 later.
 """
 
@@ -19,10 +19,9 @@ UNDECIDED = "side effects that no seed reproduces (pure=False)"  # read by a sta
 
 
 def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
-    """Yield the problems with a flow whose rows may be sampled with older weights.
+    """Yield the problems that a flow has when rows may be sampled with older weights.
 
-    Each loss must correct for older weights. Nodes that run ahead of training must not read what training
-    changes.
+    Each loss must correct for them, and nodes that run ahead of training mustn't read what training changes.
     """
     if staleness < 0:
         yield Problem(
@@ -70,8 +69,8 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
 def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -> Iterator[Problem]:
     """Yield the problems with a `repeat` that runs ahead of training.
 
-    Training changes weights and state while the `repeat` runs. In its body, only sampling may read trained
-    weights, because the generator has its own copy. Nothing may read state.
+    Weights and state may change while it runs. So in its body, only sampling may read trained weights,
+    because the generator has its own copy, and nothing may read state.
     """
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     for node in body.nodes:
@@ -101,9 +100,9 @@ def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -
 
 
 def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
-    """Yield a problem for each node before a sampling call that reads what training changes.
+    """Yield a problem for each node that reads what training changes before a sampling call.
 
-    These nodes run ahead of training, like the sampling call itself.
+    Such a node would run ahead of training, just like the sampling call itself.
     """
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     ahead = ahead_of_training(graph)
@@ -139,7 +138,7 @@ def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
 
 
 def _computed_sampling(graph: Graph, changed: set[str], staleness: int) -> Iterator[Problem]:
-    """Yield a problem for each sampling setting that is a state, if iterations change this state."""
+    """Yield a problem for each sampling setting that comes from state which iterations change."""
     edges = (
         (node, item)
         for node in graph.nodes
@@ -167,10 +166,9 @@ def _of_state(body: Graph, column: Column, names: set[str]) -> bool:
 
 
 def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
-    """Yield the losses of an update that do not correct for older weights.
+    """Yield those losses of an update that don't correct for older weights.
 
-    A loss corrects for older weights if it reads a column that depends on the `sampled_logprobs` of its own
-    rows.
+    To do so, a loss must read a column that depends on the `sampled_logprobs` of its own rows.
     """
     loss = program.loss(update.name)
     from_sampling = depends_on_sampling(program.graph, update.axis)
@@ -187,11 +185,11 @@ def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
 
 
 def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
-    """Return the columns that are computed from the `sampled_logprobs` of the rows of axis ``rows``.
+    """Return the columns computed from the `sampled_logprobs` of the rows on axis ``rows``.
 
-    If these rows were chosen from other rows, the `sampled_logprobs` of the other rows count too. If the rows
-    were joined, a column must depend on the `sampled_logprobs` of every part. Columns that depend only on the
-    sampled tokens do not count, and neither do log-probs of unrelated rows, such as those of a baseline.
+    If these rows were chosen from others, the others' `sampled_logprobs` count as well. If they were joined,
+    a column must depend on the `sampled_logprobs` of every part. It isn't enough for a column to depend on
+    the sampled tokens, or on log-probs of unrelated rows, such as those of a baseline.
     """
     columns: set[Column] = set()
     own = sources(graph.axes, rows)
@@ -211,5 +209,5 @@ def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
 
 
 def _of_each(node: Node, name: str, columns: set[Column]) -> bool:
-    """Return True if ``columns`` contains the column ``name`` of every part that the node joins."""
+    """Return True if ``columns`` has the column ``name`` of every part that the node joins."""
     return all(item.column in columns for item in node.inputs if item.parameter.partition(".")[2] == name)

@@ -1,6 +1,6 @@
-"""Relations between the rows of a graph, known before a run.
+"""How the rows of a graph are related, as far as is known before a run.
 
-They determine which columns can be merged, and how many rows there may be.
+This determines which columns can be merged, and how many rows there can be.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Axes = Sequence[RowAxis]
 
 
 class Merge(Enum):
-    """How the rows of one axis get values of a column of another axis."""
+    """What the rows of one axis get when a column of another axis is merged into them."""
 
     NEVER = "they are unrelated, or several values belong to one row"
     WHOLE = "the rows were taken as they are, with their tokens"
@@ -35,7 +35,7 @@ def line(axes: Axes, axis: int) -> Iterator[int]:
 
 
 def chosen_from(axes: Axes, axis: int) -> Iterator[int]:
-    """Yield the axis, the axis from which its rows were chosen, and so on."""
+    """Yield the axis, the axis that its rows were chosen from, and so on."""
     for step in line(axes, axis):
         yield step
         if axes[step].step != "chosen":
@@ -43,9 +43,9 @@ def chosen_from(axes: Axes, axis: int) -> Iterator[int]:
 
 
 def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
-    """Return how the rows of ``axis`` get values of a column of ``other``.
+    """Determine what the rows of ``axis`` get when a column of ``other`` is merged into them.
 
-    The column has one value per row, or one value per group if ``by_group`` is True.
+    The column has one value per row, or per group if ``by_group``.
     """
     if axis == other:
         return Merge.WHOLE
@@ -66,10 +66,10 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
 
 
 def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
-    """Return how many values belong to one row of the origin; 0 if unknown.
+    """Return how many values there are per row of the origin, or 0 if unknown.
 
-    ``steps``: the chain of axes, starting at the values' axis and ending at the axis derived directly from
-    the origin. With ``by_group``, there is one value per group.
+    ``steps``: the chain of axes from that of the values to the direct child of the origin. With ``by_group``,
+    there is one value per group.
     """
     sampled = [step for step in steps if axes[step].step == "sampled"]
     counted = sampled[1:] if by_group else sampled  # a group is the rows of the last sampling from one row
@@ -84,7 +84,7 @@ def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
 def sources(axes: Axes, axis: int) -> set[int]:
     """Return the axes whose rows ``axis`` contains unchanged.
 
-    These are the axis itself, and the axes that it was chosen or joined from.
+    These are the axis itself and those it was chosen or joined from.
     """
     reached, step = {axis}, axes[axis]
     if step.step == "chosen" and step.parent is not None:
@@ -97,9 +97,9 @@ def sources(axes: Axes, axis: int) -> set[int]:
 def expected_rows(
     graph: Graph, prompts: int, repeats: Literal["groups", "prompts"] = "groups"
 ) -> dict[int, int]:
-    """Return axis → the maximum number of its rows in an iteration with ``prompts`` prompts.
+    """Return each axis's maximum number of rows in an iteration with ``prompts`` prompts.
 
-    A `repeat` is assumed to keep its number of groups (``repeats="groups"``), or one group per prompt
+    A `repeat` is assumed to keep as many groups as it asks for (``repeats="groups"``), or one per prompt
     (``repeats="prompts"``).
     """
     makers = {node.makes: node for node in graph.nodes if node.makes is not None}
@@ -130,9 +130,9 @@ def _rows(graph: Graph, axis: RowAxis, maker: Node | None, counts: Mapping[int, 
 
 
 def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
-    """Return the maximum number of groups of an axis. If it has no groups, return the number of its rows.
+    """Return an axis's maximum number of groups, or of rows if it has no groups.
 
-    ``rows``: axis → the maximum number of its rows.
+    ``rows``: each axis's maximum number of rows.
     """
     entry = graph.axes[axis]
     if entry.parts:
@@ -144,9 +144,9 @@ def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
 
 
 def ahead_of_training(graph: Graph) -> set[int]:
-    """Return the ids of the nodes that run ahead of training: sampling nodes and what they depend on.
+    """Return the ids of nodes that run ahead of training: sampling nodes and what they depend on.
 
-    The nodes that give the data and the state are not included.
+    The nodes that provide the data and the state aren't included.
     """
     ahead: set[int] = set()
     for node in reversed(graph.nodes):

@@ -13,7 +13,7 @@ from rlflow.compiler.graph.model import Graph, Node
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between two graphs, printed as a line."""
+    """A difference between two graphs. Prints as one line."""
 
     sign: str  # "-": only in the first graph; "+": only in the second; "~": changed
     what: str
@@ -23,10 +23,9 @@ class Difference:
 
 
 def diff(first: Graph, second: Graph, settings: bool = True) -> list[Difference]:
-    """Return the differences in settings, nodes, edges, state and evaluation, from ``first`` to ``second``.
+    """List the differences from ``first`` to ``second`` in settings, nodes, edges, state and evaluation.
 
-    Nodes are matched by name. The list is empty if the graphs are equal. ``settings``: whether to compare
-    settings too.
+    Nodes are matched by name. Equal graphs give an empty list. ``settings``: whether to compare settings.
     """
     return [
         *(_settings(first, second) if settings else ()),
@@ -37,17 +36,17 @@ def diff(first: Graph, second: Graph, settings: bool = True) -> list[Difference]
 
 
 def same_shape(first: Graph, second: Graph) -> bool:
-    """Return True if the graphs are equal except for the names of their nodes.
+    """Return True if the graphs have the same operations and functions, connected in the same way.
 
-    They then have the same operations and functions, connected in the same way.
+    Only the names of their nodes may differ.
     """
     return bool(nx.is_isomorphic(_labelled(first), _labelled(second), _alike, operator.eq))
 
 
 def _alike(one: Mapping[str, Node], other: Mapping[str, Node]) -> bool:
-    """Return True if nodes at the same place in two graphs have the same operation and function.
+    """Return True if corresponding nodes of two graphs have the same operation and function.
 
-    The bodies of two repeats are compared as graphs, because their source text contains the names of roles.
+    Bodies of repeats are compared as graphs, because their source text contains the names of roles.
     """
     a, b = one["node"], other["node"]
     if a.body is not None and b.body is not None:
@@ -56,10 +55,7 @@ def _alike(one: Mapping[str, Node], other: Mapping[str, Node]) -> bool:
 
 
 def _labelled(graph: Graph) -> nx.DiGraph:
-    """Convert a graph for networkx.
-
-    Each node has the graph's node as its label. Each edge has the parameters that it feeds.
-    """
+    """Convert a graph for networkx, with nodes as labels and the parameters that each edge feeds."""
     order = nx.DiGraph()
     order.add_nodes_from((node.id, {"node": node}) for node in graph.nodes)
     order.add_edges_from(

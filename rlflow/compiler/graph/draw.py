@@ -1,6 +1,6 @@
 """Draw graphs as text, Mermaid, DOT and SVG, and write them as JSON.
 
-The SVG needs no network, script or other program. All text in a drawing is escaped.
+The SVG works without a network, scripts or other programs. All text in drawings is escaped.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ Notes = Mapping[int, str]  # node → a second line of its box
 
 
 def text(graph: Graph) -> str:
-    """Return the graph as text, with a line for each node.
-
-    A line has the node's name, the columns that it reads and the columns that it gives.
-    """
+    """Draw the graph as text, with one line per node: its name and the columns it reads and returns."""
     lines = [
         printable(
             f"flow {graph.name}" + (f"({', '.join(f'{k}={v}' for k, v in graph.hp)})" if graph.hp else ""),
@@ -86,10 +83,10 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
 
 
 def joint_losses(node: Node) -> str:
-    """Return the objective of an update with several losses as text.
+    """Describe the objective of an update with several losses, or return "" for any other node.
 
-    Returns an empty string for any other node. The string has each loss with its factor, its average, and the
-    column that selects its rows: ``policy (tokens) + 0.1 likelihood (tokens, where right)``.
+    Each loss is shown with its factor, its average, and the column that selects its rows: ``policy (tokens) +
+    0.1 likelihood (tokens, where right)``.
     """
     settings = node.settings
     if not isinstance(settings, UpdateOptions) or not settings.losses:
@@ -103,7 +100,7 @@ def joint_losses(node: Node) -> str:
 
 
 def label(node: Node) -> str:
-    """Return a node's text in a drawing: its name, and the objective of an update with several losses."""
+    """Return a node's text in a drawing: its name, and the objective if it has several losses."""
     return f"{node.name}: {joint}" if (joint := joint_losses(node)) else node.name
 
 
@@ -115,13 +112,13 @@ def _reads(graph: Graph, node: Node) -> Iterator[str]:
 
 
 def _reduced(graph: Graph) -> Iterator[tuple[Node, Node, str]]:
-    """Yield (from, to, what the edge carries) for each edge that other edges do not imply."""
+    """Yield (from, to, what the edge carries) for each edge not implied by others."""
     for before, after in sorted(nx.transitive_reduction(graph.order).edges):
         yield graph.nodes[before], graph.nodes[after], graph.carried(before, after)
 
 
 def mermaid(graph: Graph) -> str:
-    """Draw a graph as a Mermaid flowchart, for Markdown pages. Edges that other edges imply are omitted."""
+    """Draw a graph as a Mermaid flowchart, for Markdown pages. Edges implied by others are left out."""
     lines = ["flowchart TD", *_mermaid_lines(graph, "  n")]
     if graph.evaluation:
         title = _quoted(f"evaluation {graph.evaluation.name}")
@@ -130,7 +127,7 @@ def mermaid(graph: Graph) -> str:
 
 
 def _mermaid_lines(graph: Graph, start: str) -> Iterator[str]:
-    """Yield a Mermaid line for each node and edge. ``start``: the text before the node's number in each line."""
+    """Yield a Mermaid line per node and edge. ``start`` comes before the node's number in each line."""
     for node in graph.nodes:
         opening, closing = SHAPES.get(node.op, ("[", "]"))
         yield f'{start}{node.id}{opening}"{_quoted(label(node))}"{closing}'
@@ -143,7 +140,7 @@ def _quoted(label: str) -> str:
 
 
 def dot(graph: Graph) -> str:
-    """Draw a graph in Graphviz's DOT language. Edges that other edges imply are omitted."""
+    """Draw a graph in Graphviz's DOT language. Edges implied by others are left out."""
     lines = [f"digraph {_dotted(graph.name)} {{", "  node [shape=box];"]
     lines += _dot_lines(graph, "  n")
     if graph.evaluation:
@@ -156,7 +153,7 @@ def dot(graph: Graph) -> str:
 
 
 def _dot_lines(graph: Graph, start: str) -> Iterator[str]:
-    """Yield a DOT line for each node and edge. ``start``: the text before the node's number in each line."""
+    """Yield a DOT line per node and edge. ``start`` comes before the node's number in each line."""
     yield from (f"{start}{node.id} [label={_dotted(label(node))}];" for node in graph.nodes)
     yield from (
         f"{start}{a.id} -> {start.strip()}{b.id} [label={_dotted(carried)}];"
@@ -169,7 +166,7 @@ def _dotted(label: str) -> str:
 
 
 def as_json(graph: Graph) -> str:
-    """Return the graph as JSON. Numbers without a JSON form are written as text: "inf", "nan"."""
+    """Return the graph as JSON. Numbers that JSON lacks are written as strings: "inf", "nan"."""
     fields = graph.as_fields()
     if fields["evaluation"] is None:
         del fields["evaluation"]
@@ -195,9 +192,9 @@ class Box:
 
 
 def html(graph: Graph, notes: Notes = MappingProxyType({}), more: Sequence[str] = ()) -> str:
-    """Return HTML with the drawing of a graph, then the drawings of its repeats, then the lines ``more``.
+    """Draw a graph and its repeats as HTML, followed by the lines ``more``.
 
-    ``notes``: node → a second line of text in its box.
+    ``notes``: a second line of text for nodes' boxes.
     """
     parts = [_titled(f"flow {graph.name}", svg(graph, notes))]
     parts += [_titled(f"repeated by {node.name}", svg(node.body)) for node in graph.nodes if node.body]
@@ -211,10 +208,10 @@ def _titled(title: str, picture: str) -> str:
 
 
 def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
-    """Return an SVG drawing of a graph, from top to bottom: a box for each node, an arrow for each edge.
+    """Draw a graph as SVG, from top to bottom, with a box per node and an arrow per edge.
 
-    Arrows that other arrows imply are omitted. The tooltip of an arrow shows what it carries. The tooltip of
-    a node shows the place of its call. ``notes``: node → a second line of text in its box.
+    Arrows implied by others are left out. Tooltips show what an arrow carries, and where a node's call is.
+    ``notes``: a second line of text for nodes' boxes.
     """
     notes = {node.id: joint for node in graph.nodes if (joint := joint_losses(node))} | dict(notes)
     layers = [list(layer) for layer in nx.topological_generations(graph.order)]
@@ -232,10 +229,10 @@ def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
 
 
 def routed(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
-    """Return the route of each arrow: edge → the nodes and places that the arrow passes, from start to end.
+    """Route each arrow: for each edge, return the nodes and places that its arrow passes, from start to end.
 
-    In each layer between its ends, an arrow gets a place with a negative number, so that it crosses no box.
-    These places are added to ``layers``.
+    To keep an arrow from crossing boxes, it gets a place of its own, with a negative number, in each layer
+    between its ends. These places are added to ``layers``.
     """
     level = {i: number for number, layer in enumerate(layers) for i in layer}
     routes, added = {}, 0
@@ -252,10 +249,10 @@ def routed(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> dict[tu
 def placed(
     graph: Graph, layers: list[list[int]], routes: Sequence[Sequence[int]], notes: Notes
 ) -> dict[int, Box]:
-    """Return the box of each node and of each place of an arrow. Sorts each of ``layers`` from left to right.
+    """Position a box for each node and for each place of an arrow, sorting ``layers`` from left to right.
 
-    ``routes``: the nodes and places that each arrow passes. ``notes``: node → a second line of text in its
-    box.
+    ``routes``: the nodes and places that each arrow passes. ``notes``: a second line of text for nodes'
+    boxes.
     """
     _sort(layers, [edge for route in routes for edge in pairwise(route)])
     texts = {node.id: _texts(node, notes.get(node.id, "")) for node in graph.nodes}
@@ -276,7 +273,7 @@ def placed(
 
 
 def _sort(layers: list[list[int]], edges: Sequence[tuple[int, int]]) -> None:
-    """Sort each layer by the mean positions of its neighbours, so that few arrows cross.
+    """Sort each layer by its neighbours' mean positions, so that few arrows cross.
 
     This is Sugiyama's barycenter method.
     """
@@ -315,10 +312,7 @@ def _box(node: Node, box: Box, note: str) -> str:
 
 
 def _arrow(boxes: Sequence[Box], label: str) -> str:
-    """Return an SVG arrow from the first box to the last, through the boxes between them.
-
-    ``label``: its tooltip.
-    """
+    """Draw an SVG arrow from the first box to the last, through those in between. ``label``: its tooltip."""
     path = f"M{boxes[0].x:.1f},{boxes[0].y + boxes[0].height:.1f}"
     for before, after in pairwise(boxes):
         start, end = before.y + before.height, after.y

@@ -1,8 +1,9 @@
-"""The graph of one iteration, as frozen data, and the orders of its nodes.
+"""The graph of one iteration, as frozen data, and the order of its nodes.
 
-An edge is a column: an input refers to the node that gives the column. Three more orders are derived and not
-stored. A node that reads a model's weights runs after the writes before it in the program, and before the
-writes after it. Two writes of the same weights keep program order. So do stages with side effects.
+Edges are columns: an input refers to the node that computes its column. Other constraints on the order aren't
+stored but derived. A node that reads a model's weights runs after the writes that precede it in the program,
+and before those that follow it. Writes of the same weights stay in program order, and so do stages with side
+effects.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Own = TypeVar("Own", bound=NodeOptions)
 
 
 class Op(StrEnum):
-    """The kinds of nodes. DATA and STATE nodes give columns; all other nodes run a call."""
+    """The kinds of nodes. DATA and STATE nodes provide columns, and all others run a call."""
 
     DATA = "data"
     STATE = "state"
@@ -42,7 +43,7 @@ class Op(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """A reference to a column: the node that gives it, and its name."""
+    """A reference to a column by its name and the node that computes it."""
 
     node: int
     name: str
@@ -53,9 +54,9 @@ SETTING = "setting."  # prefix of input parameters that are settings of the call
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a node: a parameter, and the column that it reads.
+    """An input of a node: a parameter and the column that it reads.
 
-    If a setting is a scalar column, the parameter is SETTING followed by the setting's name.
+    For a setting that is a scalar column, the parameter is SETTING followed by the setting's name.
     """
 
     parameter: str
@@ -64,7 +65,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """A column that a node gives."""
+    """A column that a node returns."""
 
     name: str
     kind: Kind | None
@@ -73,7 +74,7 @@ class Output:
 
 @dataclass(frozen=True)
 class RowAxis:
-    """The rows of one axis in a graph, and how they were made from other rows."""
+    """An axis of rows in a graph, and how they were made from other rows."""
 
     parent: int | None = None  # the axis that the rows were made from
     # rows sampled from each row, or rows kept of each chosen group; 0: unknown before a run
@@ -115,7 +116,7 @@ class Node:
 
     @property
     def writes(self) -> frozenset[str]:
-        """The roles whose weights this node may change."""
+        """The roles whose weights this node can change."""
         own = (
             {self.role}
             if self.role and (self.op is Op.UPDATE or (self.op is Op.STAGE and not self.pure))
@@ -135,10 +136,7 @@ class Node:
 
     @property
     def impure_stage(self) -> Node | None:
-        """The first stage with side effects that this node runs; None if there is none.
-
-        The stage is the node itself, or a node in its body.
-        """
+        """The first stage with side effects, in this node or its body, or None."""
         if self.op is Op.STAGE and not self.pure:
             return self
         return next(
@@ -146,12 +144,12 @@ class Node:
         )
 
     def options(self, kind: type[Own]) -> Own:
-        """Return the node's settings, which must be an instance of ``kind``."""
+        """Return the node's settings, which must be of the type ``kind``."""
         assert isinstance(self.settings, kind)
         return self.settings
 
     def output(self, name: str) -> Output:
-        """Return the output with this name. Raises StopIteration if the node does not have it."""
+        """Return the output with this name. Raises StopIteration if there is none."""
         return next(output for output in self.outputs if output.name == name)
 
 
@@ -172,9 +170,9 @@ class RoleUse:
 
 @dataclass(frozen=True)
 class StateSlot:
-    """A scalar of a flow that keeps its value from one iteration to the next.
+    """A scalar that a flow carries over from one iteration to the next.
 
-    It has an initial value, and a column with its value at the end of an iteration.
+    It has an initial value, and a column that holds its value at the end of an iteration.
     """
 
     name: str
@@ -184,7 +182,7 @@ class StateSlot:
 
 @dataclass(frozen=True)
 class Graph:
-    """The graph of one iteration of an algorithm, with given settings."""
+    """The graph of one iteration of an algorithm with given settings."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -209,7 +207,7 @@ class Graph:
         return html(self)
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the graph as plain values. Settings have the form in which they are shown."""
+        """Return the graph as plain values, with settings as they are shown."""
         fields = asdict(self)
         for node, own in zip(self.nodes, fields["nodes"], strict=True):
             own |= {"settings": node.settings.shown, "body": node.body and node.body.as_fields()}
@@ -217,25 +215,25 @@ class Graph:
 
     @cached_property
     def by_name(self) -> dict[str, Node]:
-        """Name → node."""
+        """Each node by its name."""
         return {node.name: node for node in self.nodes}
 
     @cached_property
     def changed_roles(self) -> tuple[str, ...]:
-        """The roles whose weights an iteration may change.
+        """The roles whose weights an iteration can change.
 
-        An update trains such a role, or a stage with side effects gets its trainer.
+        They are trained by an update, or their trainer is passed to a stage with side effects.
         """
         written = {role for node in self.nodes for role in node.writes}
         return tuple(use.name for use in self.roles if use.name in written)
 
     @cached_property
     def order(self) -> nx.DiGraph:
-        """The order of the nodes, as a directed graph of node ids with an edge for each reason to wait.
+        """The order of the nodes: a directed graph of node ids, with an edge per reason to wait.
 
-        The reasons are ``columns`` that a node reads, ``weights`` of a role, and ``effects``, which keep
-        stages with side effects in program order. A node also waits for the nodes that make its rows, even if
-        it reads none of their columns.
+        Reasons are ``columns`` that a node reads, ``weights`` of a role, and ``effects``, which keep stages
+        with side effects in program order. A node also waits for whatever makes its rows, even if it reads
+        none of their columns.
         """
         graph = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
@@ -256,7 +254,7 @@ class Graph:
 
     @cached_property
     def makers(self) -> dict[int, int]:
-        """Axis → the id of the node that makes its rows."""
+        """For each axis, the id of the node that makes its rows."""
         return {
             node.rows_axis: node.id
             for node in reversed(self.nodes)
@@ -266,8 +264,8 @@ class Graph:
     def works_on(self, node: Node) -> tuple[int, ...]:
         """Return the axes whose rows a node needs.
 
-        A `concat` needs the axes of all its parts, and a STATE node needs none. Any other node needs the axis
-        of its inputs.
+        A `concat` needs the axes of all its parts, a STATE node needs none, and any other node needs that of
+        its inputs.
         """
         if node.op is Op.STATE:
             return ()
@@ -276,15 +274,15 @@ class Graph:
     def carried(self, before: int, after: int) -> str:
         """Describe the edge from node ``before`` to node ``after``.
 
-        The text names the columns that ``after`` reads. If it reads none, the text names the roles whose
-        weights are the reason to wait, or says that side effects are the reason.
+        It names the columns that ``after`` reads. If there are none, it names the roles whose weights are the
+        reason to wait, or says that side effects are.
         """
         reasons = self.order.edges[before, after]
         weights = f"weights of {', '.join(reasons['weights'])}" if reasons["weights"] else ""
         return ", ".join(reasons["columns"]) or weights or ", ".join(reasons["effects"])
 
     def readers(self) -> dict[Column, list[int]]:
-        """Column → the ids of the nodes that read it. Columns that no node reads are absent."""
+        """For each column that is read, the ids of its readers."""
         readers: dict[Column, list[int]] = {}
         for node in self.nodes:
             for item in node.inputs:
@@ -292,7 +290,7 @@ class Graph:
         return readers
 
     def before(self, name: str) -> set[str]:
-        """Return the names of all nodes that run before the node ``name``."""
+        """Return the names of all nodes that run before the node called ``name``."""
         return {self.nodes[i].name for i in nx.ancestors(self.order, self.by_name[name].id)}
 
 
@@ -305,7 +303,7 @@ def _edge(graph: nx.DiGraph, before: int, after: int, why: str, name: str) -> No
 
 
 def weight_order(nodes: tuple[Node, ...]) -> Iterator[tuple[int, int, str]]:
-    """Yield (before, after, role) for each pair of nodes whose order matters for the weights of the role."""
+    """Yield (before, after, role) for each pair of nodes that a role's weights force into this order."""
     last_write: dict[str, int] = {}
     read_since: dict[str, list[int]] = {}
     for node in nodes:
@@ -321,13 +319,13 @@ def weight_order(nodes: tuple[Node, ...]) -> Iterator[tuple[int, int, str]]:
 
 
 def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
-    """Yield the nodes, including nodes of `repeat` bodies."""
+    """Yield the nodes, including those in `repeat` bodies."""
     for node in nodes:
         yield node
         yield from all_nodes(node.body.nodes if node.body else ())
 
 
 def used_nodes(graph: Graph) -> Iterator[Node]:
-    """Yield all nodes of the flow and of its evaluation."""
+    """Yield all nodes of a flow and of its evaluation."""
     yield from all_nodes(graph.nodes)
     yield from all_nodes(graph.evaluation.nodes if graph.evaluation else ())

@@ -1,4 +1,4 @@
-"""Graphs as bytes: msgpack with a version number, strictly validated when read. Also the identity of a graph."""
+"""Graphs as versioned msgpack bytes, strictly validated when read. Also the identity of a graph."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ LATER = {"step": "sampled", "parts": ()}  # fields of an axis that are omitted a
 
 
 def pack(graph: Graph) -> bytes:
-    """Return a graph as msgpack bytes, which ``unpack`` reads."""
+    """Encode a graph as msgpack bytes. ``unpack`` decodes them."""
     return bytes(msgpack.packb({"format": "rlflow-graph", "version": VERSION, "graph": _plain(graph)}))
 
 
 def _plain(graph: Graph) -> dict[str, Any]:
     """Return the graph as plain values.
 
-    Fields that later versions added are omitted if they have their default. So graphs of earlier versions
-    keep their identity.
+    Fields added in later versions are left out if they have their default, so that older graphs keep their
+    identity.
     """
     fields = graph.as_fields()
     _shortened(fields)
@@ -67,9 +67,9 @@ def _shortened(graph: dict[str, Any]) -> None:
 
 
 def unpack(data: bytes) -> Graph:
-    """Return the graph that ``pack`` wrote as these bytes.
+    """Decode a graph that ``pack`` encoded.
 
-    Raises PlanError for any other bytes: other versions, damaged bytes, unknown or missing fields.
+    Raises PlanError if the bytes have another version, are damaged, or have unknown or missing fields.
     """
     from pydantic import ValidationError
 
@@ -102,9 +102,9 @@ def unpack(data: bytes) -> Graph:
 
 
 def _read_settings(graph: dict[str, Any]) -> None:
-    """Convert the settings of each call from pairs of name and value to the fields of their class, in place.
+    """Convert each call's settings, in place, from pairs of name and value to the fields of their class.
 
-    Settings that do not fit their class stay pairs, for example because a secret is masked.
+    Settings that don't fit their class stay pairs, for example because a secret is masked.
     """
     from pydantic import ValidationError
 
@@ -124,7 +124,7 @@ def _read_settings(graph: dict[str, Any]) -> None:
 
 
 def _own_fields(kind: type[NodeOptions], pairs: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the settings ``pairs`` as field → value of the class ``kind``."""
+    """Convert settings from pairs to fields of the class ``kind``."""
     if kind is ShownOptions:
         return {"own": pairs}
     if kind is UpdateOptions:
@@ -134,7 +134,7 @@ def _own_fields(kind: type[NodeOptions], pairs: Sequence[Sequence[Any]]) -> dict
 
 
 def _typed(value: Any) -> Any:
-    """Parse a setting's value: tuples and long integers are stored as text."""
+    """Parse the value of a setting. Tuples and long integers are stored as text."""
     return (
         ast.literal_eval(value)
         if isinstance(value, str) and (value.startswith("(") or value.isdigit())
@@ -143,7 +143,7 @@ def _typed(value: Any) -> Any:
 
 
 def _consistent(graph: Graph) -> None:
-    """Raise ValueError if a reference leads nowhere or to a later node."""
+    """Raise ValueError if a reference leads nowhere, or to a later node."""
     available: set[Column] = set()
     for number, node in enumerate(graph.nodes):
         if node.id != number or not {item.column for item in node.inputs} <= available:
@@ -176,10 +176,7 @@ def _adapter(kind: type) -> Any:
 
 
 def identity(graph: Graph) -> str:
-    """Return 16 hex digits that identify what an iteration computes.
-
-    They depend on the sources of its functions.
-    """
+    """Return 16 hex digits that identify what an iteration computes, including the code of its functions."""
     return hashlib.sha256(pack(_placeless(graph))).hexdigest()[:16]
 
 

@@ -1,8 +1,8 @@
 """The passes that turn a program into a plan.
 
-Each pass takes a plan and returns a changed plan, with a note on the changes. The passes determine which
-columns are kept, the executor queue of each node, chunks, order, the forward passes that an update reuses,
-and when each model part is in memory. Each pass has a module of its name. The type of a plan is in
+Each pass takes a plan and returns a changed one, with a note on what changed. Passes decide which columns are
+kept, which executor queue each node goes to, chunks, the order, which forward passes an update reuses, and
+when each part of a model is in memory. Each has a module of the same name. The type of a plan is in
 `rlflow.compiler.plan`, and `rlflow.compiler.placement` places roles on pools.
 """
 
@@ -25,9 +25,9 @@ PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, queues, stream, rank, reuse
 
 
 def plan(program: Program, placement: Placement | None = None, streaming: Streaming = NOT_STREAMED) -> Plan:
-    """Return the plan of a program, including the plans of its repeats and of the flow's own evaluation.
+    """Plan a program, including its repeats and the flow's own evaluation.
 
-    The plan is for the pools of ``placement``; None plans for one process.
+    The plan is for the pools of ``placement``, or for a single process if that is None.
     """
     evaluation = program.graph.evaluation
     planned = _planned(program, program.graph, placement, streaming, is_body=False)

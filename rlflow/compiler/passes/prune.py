@@ -1,7 +1,6 @@
-"""The pass ``prune``: keep only columns that are read, and drop nodes that nothing needs.
+"""The pass ``prune``, which keeps only columns that are read and drops nodes that nothing needs.
 
-Also the pass ``reuse``. ``reuse`` finds forward passes whose autograd graph the next update of the role can
-use.
+Also the pass ``reuse``, which finds forward passes whose autograd graph the role's next update can use.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 def prune(plan: Plan) -> Plan:
     """Drop columns that nothing reads, and forward passes whose results nothing reads.
 
-    Samples, state and metrics of the run also count as readers. Stages are never dropped, because a stage may
-    return metrics, which is unknown before it runs.
+    Samples, state and the run's metrics count as readers. Stages are never dropped, because it isn't known
+    before a run whether they return metrics.
     """
     graph = plan.graph
     results = {item.column for item in graph.results} if plan.keep_until_end else set()
@@ -60,15 +59,15 @@ def prune(plan: Plan) -> Plan:
 
 
 def _joins(node: Node, item: Input, needed: set[Column]) -> bool:
-    """Return True if the joined column that contains this input is needed."""
+    """Return True if this input belongs to a joined column that is needed."""
     return Column(node.id, item.parameter.partition(".")[2]) in needed
 
 
 def reuse(plan: Plan) -> Plan:
     """Let an update reuse the autograd graph of the role's last forward pass over the same rows.
 
-    Only the first update of the role can reuse it. If another update comes between them, nothing is reused,
-    because memory would then hold both autograd graphs.
+    This only works for the first update. If another update comes in between, nothing is reused, because both
+    autograd graphs would be in memory at once.
     """
     nodes = [plan.graph.nodes[i] for i in plan.live]
     first = next((node for node in nodes if node.writes), None)

@@ -1,6 +1,6 @@
-"""The pass ``queues``: the executor queue of each node.
+"""The pass ``queues``, which picks an executor queue for each node.
 
-It depends on the kind of node, and with pools also on the pool.
+This depends on the kind of node and, if there are pools, on its pool.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ POOL_ROOM = {"": 1, ".cpu": 2, ".io": 4}  # the same for the queues of a pool: m
 def queues(plan: Plan) -> Plan:
     """Assign each node to an executor queue.
 
-    On each pool, model nodes run one at a time. Stages, rewards and transfers run at the same time as model
-    nodes.
+    On each pool, nodes that use a model run one at a time. Stages, rewards and transfers run alongside them.
     """
     home = homes(plan.graph, plan.placement) if plan.placement else {}
     lane = {i: _queue(plan.graph.nodes[i], home.get(i)) for i in plan.live}
@@ -51,7 +50,7 @@ def _queue(node: Node, pool: str | None) -> str:
 
 
 def queue_words(queue: str) -> str:
-    """Return what runs on a queue, for people: `models`, or `train models` for a queue of the pool `train`."""
+    """Describe what runs on a queue: `models`, or `train models` for a queue of the pool `train`."""
     if queue in ("model", "control"):
         return {"model": "models", "control": "control flow"}[queue]
     pool, _, kind = queue.partition(".")
@@ -59,7 +58,7 @@ def queue_words(queue: str) -> str:
 
 
 def room_of(placement: Placement | None) -> dict[str, int]:
-    """Return queue → how many nodes it may run at once. Queues without a limit are absent."""
+    """Return how many nodes each queue can run at once. Queues without a limit aren't listed."""
     if placement is None:
         return dict(ROOM)
     return {f"{name}{kind}": places for name in placement.pools for kind, places in POOL_ROOM.items()}

@@ -1,4 +1,4 @@
-"""The pass ``rank``: the priority of each node, which is the length of the longest path after it."""
+"""The pass ``rank``, which gives each node a priority: the length of the longest path after it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ COST = {
 def rank(
     plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[str, int] | None = None
 ) -> Plan:
-    """Set the priority of each unit to the work that remains after it.
+    """Set each unit's priority to the work that remains after it, so that units with much left start early.
 
-    Units with much remaining work then start early.
-
-    ``seconds``: live node → duration; by default, a typical relative cost. ``room``: queue → how many nodes
-    it runs at once.
+    ``seconds``: live node → duration, by default a typical relative cost. ``room``: queue → how many nodes it
+    can run at once.
     """
     durations = plan.shared(seconds or {i: COST.get(plan.graph.nodes[i].op, 0.0) for i in plan.live})
     after = remaining(plan, durations, room or room_of(plan.placement))
@@ -44,12 +42,11 @@ def rank(
 
 
 def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int]) -> dict[int, float]:
-    """For each live node or piece, return the minimum number of seconds from its end to the end of the
-    iteration.
+    """For each live node or piece, return the least seconds from its end to the end of the iteration.
 
-    This is the longest path through the units that wait for it; units that share a queue run one after
-    another. The node's own seconds do not count: of two units that are ready for one queue, the unit with
-    more work after it must run first, however long it takes itself (Jackson 1955).
+    This is the longest path through the units that wait for it, where units that share a queue run one after
+    another. A node's own seconds don't count: of two units that are ready for one queue, the one with more
+    work after it must go first, however long it takes itself (Jackson 1955).
     """
     after: dict[int, float] = {}
     for i in reversed(list(graphlib.TopologicalSorter(plan.waits_for).static_order())):
@@ -63,10 +60,10 @@ def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int])
 
 
 def _in_turn(nodes: list[tuple[float, float]], room: float) -> float:
-    """Return the minimum seconds until the nodes of one queue, and all work after them, are done.
+    """Return the least seconds until a queue's nodes, and all work after them, are done.
 
-    ``nodes``: (seconds of work after the node, seconds of the node). ``room``: how many nodes the queue runs
-    at once.
+    ``nodes``: (seconds of work after the node, seconds of the node). ``room``: how many the queue can run at
+    once.
     """
     longest = busy = 0.0
     for after, own in sorted(nodes, reverse=True):

@@ -1,4 +1,4 @@
-"""Choose the columns that a run records in samples and health metrics."""
+"""Choose the columns that a run records for samples and health metrics."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ OWN = ("logprobs", "entropy")
 
 
 def scored_columns(graph: Graph, policies: Iterable[str]) -> dict[str, ScoredColumns]:
-    """Return role → the scores of the rows that the role's first update learns from.
+    """For each role, return the scores of the rows that its first update learns from.
 
-    ``policies``: the roles that are measured separately. If it is empty, the result has one entry with the
-    key "", for the first update of a role that samples. Roles without rewards are absent.
+    ``policies``: the roles to measure separately. If there are none, the result has a single key "", for the
+    first update of a role that samples. Roles without rewards are left out.
     """
     sampling = {use.name for use in graph.roles if use.trained and use.generates}
     updates = [node for node in graph.nodes if node.op is Op.UPDATE and node.role in sampling]
@@ -61,7 +61,7 @@ def _scored_columns(graph: Graph, update: Node) -> ScoredColumns:
 
 
 def _scores(node: Node) -> Iterator[tuple[str, Column]]:
-    """Yield (reward role, column of its scores) for a reward call, or a `repeat` whose body returns scores."""
+    """Yield (reward role, column of its scores) for a reward call, or for a `repeat` that returns scores."""
     if node.op is Op.REWARD:
         yield node.role or "", Column(node.id, node.outputs[0].name)
     if node.body is not None:
@@ -74,7 +74,7 @@ def _scores(node: Node) -> Iterator[tuple[str, Column]]:
 
 
 def _reached(nodes: Iterable[Node]) -> set[Column]:
-    """Return the columns that rewards give, and all columns that are computed from them."""
+    """Return the columns that rewards return, and all columns computed from them."""
     reached: set[Column] = set()
     for node in nodes:
         if node.body is not None:
@@ -94,7 +94,7 @@ def _reached(nodes: Iterable[Node]) -> set[Column]:
 
 
 def last(graph: Graph) -> dict[str, Column]:
-    """Return name → the last column with this name, for the names that samples and health metrics show."""
+    """Return the last column of each name that samples and health metrics show."""
     columns: dict[str, Column] = {}
     for node in graph.nodes:
         columns |= {
@@ -106,9 +106,9 @@ def last(graph: Graph) -> dict[str, Column]:
 
 
 def of_policies(graph: Graph) -> dict[str, dict[str, Column]]:
-    """Return role → (name → column), for the rows that the role's first update learns from.
+    """For each trained role that samples, return the rows' columns that its first update learns from.
 
-    There is an entry for each trained role that samples. If there is only one such role, the result is empty.
+    They are given by role, then by name. If there is only one such role, the result is empty.
     """
     policies = {use.name for use in graph.roles if use.trained and use.generates}
     updates: dict[str, Node] = {}
@@ -121,10 +121,7 @@ def of_policies(graph: Graph) -> dict[str, dict[str, Column]]:
 
 
 def _learned_from(graph: Graph, update: Node) -> dict[str, Column]:
-    """Return name → the last column with this name, for the update's rows.
-
-    Columns of the rows from which the update's rows were chosen count too.
-    """
+    """Return the last column of each name for the update's rows, or for rows that these were chosen from."""
     axes = set(chosen_from(graph.axes, update.axis))
     columns: Mapping[str, Column] = {}
     for node in graph.nodes[: update.id]:

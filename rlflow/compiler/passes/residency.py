@@ -1,8 +1,8 @@
-"""The pass ``residency``: if a pool's memory is too small, plan when model parts are offloaded and loaded.
+"""The pass ``residency``: if a pool's memory is too small, plan when to offload and reload parts of models.
 
-The pass lists all steps of an iteration, including chunks and the bodies of repeats, in the order in which
-the scheduler starts them in a simulation. If any part moves, the pass fixes this order for all units with
-models, so that a run makes exactly the planned moves.
+It lists all steps of an iteration, including chunks and the bodies of repeats, in the order in which the
+scheduler starts them in a simulation. If anything has to move, this order becomes fixed for all units that
+use a model, so that a run makes exactly the planned moves.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Step = tuple[str, Iterable[ModelPart]]  # name of the step, and the parts that i
 
 @dataclass(frozen=True)
 class Holding:
-    """A model part on each rank of a pool, with its bytes (None: unknown).
+    """A model part on each rank of a pool, and its bytes (None if unknown).
 
-    ``how``: the part ``moves`` (it can be offloaded), ``passes`` (it exists only while it is used), or
+    ``how``: it ``moves`` if it can be offloaded, ``passes`` if it only exists while in use, and otherwise
     ``stays``.
     """
 
@@ -54,7 +54,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The limit on the memory of a rank, and the model parts and roles that count toward it."""
+    """The memory limit of a rank, and the model parts and roles that count toward it."""
 
     limit: int  # bytes that a rank may hold
     holdings: tuple[Holding, ...]
@@ -64,10 +64,10 @@ class MemoryLimit:
 
 
 def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
-    """Return the plan with the fewest moves of model parts that keep every pool within the memory limit.
+    """Keep every pool within the memory limit, with as few moves of model parts as possible.
 
-    ``where``: the plan's placement, or a placement of everything in one process. Raises PlanError, naming all
-    parts that cannot fit or whose size is unknown.
+    ``where``: the plan's placement, or a placement of everything in one process. Raises PlanError naming all
+    parts that can't fit or whose size is unknown.
     """
     schedules = [_schedule(plan, pool, memory) for pool in where.pools]
     PlanError.refuse(
@@ -120,7 +120,7 @@ def _unknown(memory: MemoryLimit) -> Iterator[Problem]:
 
 
 def _schedule(plan: Plan, pool: str, memory: MemoryLimit) -> MemorySchedule:
-    """Return the memory schedule of a pool without moves: the steps in order, and the sizes of model parts."""
+    """Return a pool's memory schedule before any moves: the steps in order, and the sizes of model parts."""
     own = {holding.part: holding for holding in memory.holdings if holding.pool == pool}
     sizes, passing, fixed = (
         {part: holding.bytes or 0 for part, holding in own.items() if holding.how == how}
@@ -153,7 +153,7 @@ def _joined(moments: Iterable[MemoryStep]) -> Iterator[MemoryStep]:
 def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
     """Yield the memory steps of one iteration, in order.
 
-    If an iteration changes a role's weights, the next iteration transfers them before the role samples.
+    Weights changed by an iteration are transferred in the next one, before the role samples.
     """
     stale = set(plan.graph.changed_roles)
     yield from ((f"the in-memory checkpoint of {role}", copying(role)) for role in memory.committed)
@@ -167,9 +167,9 @@ def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 
 
 def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
-    """Yield the memory steps of one node.
+    """Yield a node's memory steps.
 
-    ``stale``: roles whose weights changed since they were last transferred.
+    ``stale``: roles whose weights have changed since they were last transferred.
     """
     role = node.role
     if role is None:
@@ -187,7 +187,7 @@ def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
 
 
 def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
-    """Yield the memory steps of checkpoints and evaluations, which sometimes run between iterations."""
+    """Yield the memory steps of checkpoints and evaluations, which run between some iterations."""
     for role in plan.graph.changed_roles:
         yield f"saving {role}", copying(role)
     if memory.evaluated is not None:
@@ -202,7 +202,7 @@ def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 def in_order(plan: Plan) -> Iterator[Node]:
     """Yield the nodes in the order in which they start in a simulation.
 
-    A node that is cut into pieces comes once per piece. The nodes in the body of a `repeat` come once.
+    A node that is cut into pieces is yielded once per piece, and a node in the body of a `repeat` only once.
     """
     for unit in _started(plan):
         if unit in plan.bodies:
@@ -219,10 +219,7 @@ def _started(plan: Plan) -> tuple[int, ...]:
 
 
 def _with_fixed_order(plan: Plan, queues: set[str]) -> Plan:
-    """Return the plan with a fixed order of all units in ``queues`` that use a model.
-
-    Trained reward models count as models.
-    """
+    """Fix the order of all units in ``queues`` that use a model, including trained reward models."""
     if not queues:
         return plan
     trained = {use.name for use in plan.graph.roles if use.trained}

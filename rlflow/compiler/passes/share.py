@@ -1,5 +1,4 @@
-"""The pass ``share``: mark the forward passes and updates that run a prompt shared by several rows through
-the model only once."""
+"""The pass ``share``: mark nodes that run a prompt shared by several rows through the model only once."""
 
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 
 
 def share(plan: Plan, packing: Collection[str]) -> Plan:
-    """Mark the forward passes and updates that run a prompt shared by several rows through the model only
-    once. If n rows share a prompt, this saves n - 1 passes over the prompt. ``packing``: roles whose trainer
-    does this. A trainer finds common prompts itself, by comparing rows; the marks only show where to expect
-    them.
+    """Mark forward passes and updates that run a prompt shared by several rows through the model only once.
+
+    If n rows share a prompt, this saves n - 1 passes over it. ``packing``: roles whose trainer does this.
+    Trainers find common prompts themselves by comparing rows; the marks only tell where to expect them.
     """
     each = _rows_of_a_prompt(plan.graph)
     candidates = {
@@ -34,6 +33,6 @@ def share(plan: Plan, packing: Collection[str]) -> Plan:
 
 
 def _rows_of_a_prompt(graph: Graph) -> Mapping[int, int]:
-    """Return axis → the number of rows that share a prompt, for axes with complete groups."""
+    """Return how many rows share a prompt, for each axis with complete groups."""
     rows = expected_rows(graph, 1)
     return {axis: count // max(expected_groups(graph, axis, rows), 1) for axis, count in rows.items()}

@@ -1,4 +1,4 @@
-"""The pass ``stream``: score sampled rows in chunks while other rows are still being sampled."""
+"""The pass ``stream``: score rows in chunks while others are still being sampled."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rlflow.compiler.plan import FORWARDS, PassNote, Piece, Plan
 
 
 def stream(plan: Plan) -> Plan:
-    """Cut reward calls and forward passes into pieces, which start before all rows are sampled.
+    """Cut reward calls and forward passes into pieces that can start before all rows are sampled.
 
-    A node is cut if a row's result is bit-for-bit identical whatever the other rows of the call are, and if
-    the node does not alternate with sampling on one pool. The sampling node then gives its rows in chunks.
+    A node is only cut if the other rows of a call never affect a row's result, bit for bit, and if the node
+    doesn't take turns with sampling on one pool. The sampling node then hands out its rows in chunks.
     """
     ids = itertools.count(len(plan.graph.nodes))
     chunks: dict[int, tuple[int, ...]] = {}
@@ -44,14 +44,14 @@ def stream(plan: Plan) -> Plan:
 
 
 def _scores(plan: Plan, source: Node) -> Iterator[Node]:
-    """Yield the reward calls and forward passes that read the rows of the sampling node ``source``."""
+    """Yield the reward calls and forward passes that read the rows sampled by ``source``."""
     for node in (plan.graph.nodes[i] for i in plan.live):
         if node.axis == source.makes and node.op in (Op.REWARD, *FORWARDS):
             yield node
 
 
 def _why_unsplit(plan: Plan, source: Node, node: Node) -> str:
-    """Return why ``node`` must get all rows of ``source`` at once; an empty string if it can get chunks."""
+    """Say why ``node`` needs all rows of ``source`` at once, or return "" if it can take chunks."""
     streaming, role = plan.streaming, node.role or ""
     models = any(use.name == role and (use.trained or not use.rewards) for use in plan.graph.roles)
     if streaming.chunks < 2:
@@ -71,7 +71,7 @@ def _why_unsplit(plan: Plan, source: Node, node: Node) -> str:
 
 
 def _dependents(plan: Plan, source: Node) -> set[int]:
-    """Return the ids of the nodes that wait for the sampling node ``source``, directly or indirectly."""
+    """Return the ids of the nodes that wait for ``source``, directly or indirectly."""
     nodes: set[int] = set()
     for i in plan.live:
         if plan.waits_for[i] & (nodes | {source.id}):
@@ -80,10 +80,9 @@ def _dependents(plan: Plan, source: Node) -> set[int]:
 
 
 def _streamed(plan: Plan, source: Node, cut: list[int], left: Mapping[int, str]) -> str:
-    """Return a line for the plan's notes on the sampling node ``source``.
+    """Describe, for the plan's notes, which nodes get the rows of ``source`` in chunks, and why others don't.
 
-    The line has the nodes that get its rows in chunks, and says why other nodes do not. ``cut``: ids of the
-    nodes that get chunks. ``left``: id of each other node → the reason.
+    ``cut``: ids of the nodes that get chunks. ``left``: id of each other node → the reason.
     """
     names = ", ".join(plan.graph.nodes[i].name for i in cut)
     first = (

@@ -1,5 +1,5 @@
-"""Everything that a plan shows before a run: placement, order, data movement, memory, and problems.
+"""Everything that a plan can show before a run: placement, order, data movement, memory and problems.
 
-All functions are pure functions of a plan and of the headers in model folders. They load no model.
+These are pure functions of a plan and of the headers in model folders, and load no models.
 `rlflow.compiler.passes` makes the plan, `rlflow.compiler.simulate` times it, and `rlflow.cli.plan` prints it.
 """

@@ -1,4 +1,4 @@
-"""The data flow of a plan: columns between nodes, weights between sides of a role, and moved bytes."""
+"""The data flow of a plan: columns sent between nodes, weights sent to generators, and bytes moved."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class WeightEdge:
-    """The transfer of a role's weights to its generator, between an update and the next sampling."""
+    """The transfer of a role's weights to its generator, between an update and the next sampling call."""
 
     role: str  # owner of the weights
     after: str  # name of the update
@@ -50,9 +50,7 @@ class WeightEdge:
 
 
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
-    """Yield the edges of columns in program order.
-
-    The edges in the body of a `repeat` follow the edges of the `repeat`.
+    """Yield the edges of columns in program order. Edges in the body of a `repeat` come right after its own.
 
     layouts: None for a run in one process, where nothing moves.
     """
@@ -85,11 +83,11 @@ def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
 def _source_layout(
     column: Column, node: Node, layouts: Layouts | None, brought: Mapping[Column, Sequence[RowLayout | None]]
 ) -> RowLayout | None:
-    """Return the layout from which a node reads a column; None if it is unknown.
+    """Return the layout from which a node reads a column, or None if unknown.
 
-    This is the layout in which the column was made, or a layout in which an earlier node brought it to this
-    pool. An update can read any layout on its pool. Any other node can use a brought layout only if it has
-    the split that the node needs.
+    Usually it's the layout in which the column was made. But an earlier node may have brought the column to
+    this pool in another layout, which this node uses if it has the split that it needs, or if the node is an
+    update, which can read any layout.
     """
     if layouts is None or column not in layouts.columns or node.id not in layouts.needed:
         return None
@@ -103,7 +101,7 @@ def _source_layout(
 def _edge(
     plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: list[Input], of: RowLayout | None
 ) -> Edge:
-    """Return the edge for the columns ``items``, which ``node`` reads from one other node.
+    """Return the edge for the columns ``items`` that ``node`` reads from another node.
 
     ``of``: the layout of these columns.
     """
@@ -121,10 +119,10 @@ def _edge(
 
 
 def copies(source: RowLayout, needed: RowLayout, ranks: Mapping[str, int], epochs: int) -> float:
-    """Return how many times a row is expected to be sent to a rank that does not hold it.
+    """Estimate how many times each row is sent to a rank that doesn't hold it.
 
-    Different splits count as independent. For an update, each row is sent to the update's pool once, where
-    rows with non-finite values are dropped. Then each epoch draws the rank of each row anew.
+    Different splits are treated as independent. For an update, each row goes to the update's pool once, where
+    rows with non-finite values are dropped; then each epoch draws a new rank for each row.
     """
     count, elsewhere = ranks[needed.pool], source.pool != needed.pool
     if not elsewhere and alike(source, needed):
@@ -143,9 +141,8 @@ def weights(
 ) -> Iterator[WeightEdge]:
     """Yield the weight transfer of each role whose trainer and generator have different layouts.
 
-    Layouts differ if the trainer and the generator are on different pools, or are divided differently over
-    one pool. ways: the transport within a pool, and the transport between pools; ``gather`` is a transfer
-    without a plan.
+    They do if they are on different pools, or are spread differently over the same pool. ways: the transport
+    within a pool, and that between pools; ``gather`` means a transfer without a plan.
     """
     for role, source in placement.trainers.items():
         target = placement.generators.get(role)

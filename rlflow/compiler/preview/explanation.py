@@ -1,4 +1,4 @@
-"""All numbers of a plan, for `rlflow plan`."""
+"""All the numbers of a plan, for `rlflow plan`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PROCESS = "this process"  # name of the only pool of a run without pools
 
 @dataclass(frozen=True)
 class Commits:
-    """The in-memory checkpoints (commits) of a run, which are made every ``every`` iterations.
+    """A run's in-memory checkpoints (commits), made every ``every`` iterations.
 
-    ``bytes``: role → bytes of its checkpoint (None: unknown), for roles that an iteration may change.
+    ``bytes``: the size of each role's checkpoint (None if unknown), for roles that an iteration may change.
     """
 
     every: int
@@ -36,7 +36,7 @@ class Commits:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The numbers of one iteration of a plan: placement, data movement, memory and time."""
+    """The numbers of one iteration: placement, data movement, memory and time."""
 
     graph: Graph  # the graph at these settings
     placement: Placement | None  # None in one process
@@ -62,11 +62,11 @@ class Explanation:
 
     @property
     def moved(self) -> int:
-        """The bytes of columns that move to another rank in an iteration."""
+        """How many bytes of columns move to another rank in an iteration."""
         return sum(edge.moved for edge in self.edges)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the numbers as plain values with stable keys. docs/runs.md explains the keys."""
+        """Return the numbers as plain values, under stable keys that docs/runs.md explains."""
         placed = self.placement or Placement({})
         sides = {"trainer": placed.trainers, "generator": placed.generators}
         roles = {
@@ -107,10 +107,10 @@ class Explanation:
 
 
 def devices(placement: Placement) -> list[dict[str, Any]]:
-    """Return an entry for each group of pools that share devices.
+    """List the groups of pools that share devices.
 
-    An entry has the number of devices, and each pool's part of a device. The list is empty if no pools share
-    devices.
+    Each entry has the number of devices, and each pool's part of a device. If no pools share devices, the
+    list is empty.
     """
     return [
         {
@@ -123,7 +123,7 @@ def devices(placement: Placement) -> list[dict[str, Any]]:
 
 
 def here(sides: Mapping[str, tuple[bool, bool]]) -> Placement:
-    """Return a placement of everything in one process. ``sides``: role → (has a trainer, has a generator)."""
+    """Place everything in one process. ``sides``: role → (has a trainer, has a generator)."""
     trainers, generators = (
         {role: PROCESS for role, has in sides.items() if has[number]} for number in (0, 1)
     )
@@ -140,15 +140,15 @@ def explain(
     commit_every: int = 0,
     ways: tuple[str, str] = ("segment", "segment"),
 ) -> Explanation:
-    """Compute all numbers of a plan.
+    """Compute all the numbers of a plan.
 
     where: the plan's placement, or a placement of everything in one process (``here``).
 
-    models: role → the memory of its model, for roles with a model.
+    models: role → its model's memory, for roles with a model.
 
-    frozen: (pool, name, memory) for each reward model with a folder of its own.
+    frozen: (pool, name, memory) for each reward model with its own folder.
 
-    ways: the transport of weights to generators on the trainer's own pool, and the transport to other pools.
+    ways: how weights are sent to generators on the trainer's own pool, and on other pools.
     """
     sizes, room = Sizes.of(plan.graph, assumed), room_of(plan.placement)
     layouts = Layouts.of(plan, sizes) if plan.placement else None
@@ -206,16 +206,16 @@ def _resident(schedule: MemorySchedule) -> dict[str, Any]:
 
 
 def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Commits | None:
-    """Return the in-memory checkpoints of a run; None if ``every`` is 0.
+    """Return a run's in-memory checkpoints, or None if ``every`` is 0.
 
-    They are made every ``every`` iterations, for roles whose weights an iteration may change.
+    They cover roles whose weights an iteration may change.
     """
     changed = [role for role in plan.graph.changed_roles if role in models]
     return Commits(every, {role: models[role].commit_bytes for role in changed}) if every else None
 
 
 def passes(plan: Plan) -> Iterator[PassNote]:
-    """Yield the notes of all passes, including notes on the bodies of repeats."""
+    """Yield the notes of all passes, including those on the bodies of repeats."""
     yield from plan.notes
     for i, body in plan.bodies.items():
         yield from (
@@ -226,7 +226,7 @@ def passes(plan: Plan) -> Iterator[PassNote]:
 def memory(
     where: Placement, models: Mapping[str, ModelFootprint], frozen: Sequence[tuple[str, str, ModelFootprint]]
 ) -> Iterator[MemoryItem]:
-    """Yield the memory of each model on each rank, by pool, in the order of the roles."""
+    """Yield each model's memory on each rank, by pool and then in the order of the roles."""
     for pool in where.pools:
         for role, footprint in models.items():
             if where.trainers.get(role) == pool:

@@ -18,11 +18,11 @@ def side_problems(
     settings: Mapping[str, Iterable[str]],
     owned: Mapping[str, Mapping[str, set[str]]],
 ) -> Iterator[Problem]:
-    """Yield a problem for each flag that sets up a trainer or a generator that its role does not have.
+    """Yield a problem for each flag that sets up a trainer or generator that its role doesn't have.
 
-    sides: role → (has a trainer, has a generator); a role with neither has no model. settings: role → names
+    sides: role → (has a trainer, has a generator); if both are False, it has no model. settings: role → names
     of the flags that the user gave. owned: role → "trainer" or "generator" → settings that only this side of
-    the role's backend has. Roles that the flow does not use with its current settings are skipped.
+    its backend has. Roles that the flow doesn't use with its current settings are skipped.
     """
     used = {node.role for node in used_nodes(graph) if node.role}
     for role in sorted(used.intersection(settings)):
@@ -55,7 +55,7 @@ def _no_side(graph: Graph, role: str, flag: str, has: Mapping[str, bool]) -> Pro
 
 
 def short_repeats(graph: Graph, sizes: Sizes) -> Iterator[Problem]:
-    """Yield a problem for each `repeat` whose tries together sample fewer groups than it needs."""
+    """Yield a problem for each `repeat` that can't sample enough groups, even with all its tries."""
     for node in graph.nodes:
         repeat = node.settings
         if isinstance(repeat, RepeatOptions) and (most := sizes.rows[node.axis] * repeat.tries) < (
@@ -78,7 +78,7 @@ MOST_TOKENS = 1 << 40  # tokens of an iteration: their ids, masks and log-probs 
 
 
 def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
-    """Yield a problem for each sampling call with so many rows or tokens that they fit on no machine."""
+    """Yield a problem for each sampling call with more rows or tokens than any machine can hold."""
     for node in sizes.graph.nodes:
         if not isinstance(node.settings, GenerateOptions):
             continue
@@ -103,10 +103,7 @@ def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
 
 
 def crowded(placement: Placement, cores: int) -> Iterator[Problem]:
-    """Yield a warning if there are more workers than ``cores``, this machine's cores.
-
-    Each worker loads its own models.
-    """
+    """Yield a warning if there are more workers, each with its own models, than ``cores`` on this machine."""
     ranks = sum(placement.pools.values())
     if ranks > cores:
         yield Problem(
@@ -120,7 +117,7 @@ def crowded(placement: Placement, cores: int) -> Iterator[Problem]:
 
 
 def unused_pools(placement: Placement) -> Iterator[Problem]:
-    """Yield a problem for each pool without a trainer or generator."""
+    """Yield a problem for each pool that has neither a trainer nor a generator."""
     used = {*placement.trainers.values(), *placement.generators.values()}
     for pool in placement.pools:
         if used and pool not in used:
@@ -138,7 +135,7 @@ def unused_pools(placement: Placement) -> Iterator[Problem]:
 def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
     """Yield a problem for each pool with more ranks than its nodes can use.
 
-    Also yield a problem for each minibatch with fewer rows than the pool has ranks.
+    The same goes for minibatches with fewer rows than the pool has ranks.
     """
     assert plan.placement is not None
     most: dict[str, tuple[int, str]] = {}
@@ -164,7 +161,7 @@ def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
 def _placed(plan: Plan, sizes: Sizes) -> Iterator[tuple[Node, Sizes, str]]:
     """Yield (node, sizes of its graph, pool) for each node that spreads rows over a model's pool.
 
-    Nodes in repeats are included.
+    This includes nodes in repeats.
     """
     assert plan.placement is not None
     for i in plan.live:
@@ -190,7 +187,7 @@ def _small(node: Node, minibatch: int, pool: str, ranks: int) -> Iterator[Proble
 
 
 def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) -> Iterator[Problem]:
-    """Yield a problem for each role that cannot sample ahead because its trainer and generator share a pool."""
+    """Yield a problem for each role whose trainer and generator share a pool, so it can't sample ahead."""
     ahead = [use.name for use in graph.roles if use.trained and use.generates] if staleness >= 1 else []
     if placement is None and ahead:
         yield Problem(
@@ -215,8 +212,7 @@ def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) 
 
 
 def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
-    """Yield the problems with using ``--stream``: flows that cannot be streamed, and chunks without a
-    benefit."""
+    """Yield the problems with ``--stream``: flows that can't be streamed, and chunks that don't help."""
     chunks = plan.streaming.chunks
     if chunks > 1 and staleness >= 1:
         yield Problem(

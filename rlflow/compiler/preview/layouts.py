@@ -1,7 +1,7 @@
-"""Predict which ranks of a pool read and store the rows of each node.
+"""Predict which ranks of a pool read and store each node's rows.
 
-In a run, this depends on the real lengths of responses. The prediction assumes that all responses have the
-same length.
+In a run, this depends on how long responses turn out to be. The prediction takes all of them to have the same
+length.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RowLayout:
 class Layouts:
     """The layouts of a plan's columns and nodes.
 
-    Scalars have no layout, because they are sent with each call.
+    Scalars don't have one, because they are sent along with each call.
     """
 
     plan: Plan  # the plan that these layouts belong to
@@ -45,10 +45,10 @@ class Layouts:
 
     @staticmethod
     def of(plan: Plan, sizes: Sizes, data: Mapping[str, RowLayout] | None = None) -> Layouts:
-        """Return the layouts of a plan.
+        """Predict the layouts of a plan.
 
-        ``data``: column → layout, for columns from the data that are already stored, which is the case in the
-        body of a `repeat`.
+        ``data``: column → layout, for columns from the data that are already stored, as in the body of a
+        `repeat`.
         """
         layouts = Layouts(plan, sizes)
         for i in plan.live:
@@ -73,10 +73,7 @@ class Layouts:
                 self.columns[Column(node.id, output.name)] = data.get(output.name, layout)
 
     def _add_repeat(self, node: Node) -> None:
-        """Add the layouts of a `repeat` and its body.
-
-        Kept rows stay on the ranks on which the body stored them.
-        """
+        """Add the layouts of a `repeat` and its body. Kept rows stay where the body stored them."""
         body = self.plan.bodies[node.id]
         inputs = {
             item.column.name: self.columns[item.column] for item in node.inputs if item.column in self.columns
@@ -101,7 +98,7 @@ class Layouts:
         return self._fresh(node, "prompts" if node.op is Op.GENERATE else "groups" if whole else "rows")
 
     def _home(self, node: Node, pool: str) -> RowLayout | None:
-        """Return the layout of the largest column that the node reads from the pool; None without one."""
+        """Return the layout of the largest column the node reads from the pool, or None if it reads none."""
         here = [
             item
             for item in self._read(node)
@@ -118,7 +115,7 @@ class Layouts:
         )
 
     def _fresh(self, node: Node, by: str) -> RowLayout:
-        """Return a new layout on the node's pool. It balances the rows by the lengths that the node knows.
+        """Make a new layout on the node's pool that balances the rows by the lengths known to the node.
 
         Nodes that know the same lengths get equal layouts.
         """
@@ -141,13 +138,10 @@ class Layouts:
 
 
 def alike(one: RowLayout, other: RowLayout) -> bool:
-    """Return True if both layouts place rows on the same ranks."""
+    """Return True if both layouts put rows on the same ranks."""
     return one.split == other.split
 
 
 def on_one_rank(layouts: RowLayout, ranks: Mapping[str, int]) -> RowLayout:
-    """Return a layout that equals all other layouts of its pool if the pool has one rank.
-
-    On a pool with several ranks, the layout is returned unchanged.
-    """
+    """If the pool has one rank, return a layout that equals all others on it; otherwise, the layout as is."""
     return replace(layouts, split=(layouts.pool,)) if ranks[layouts.pool] == 1 else layouts

@@ -1,4 +1,4 @@
-"""The expected numbers of rows and bytes of the columns of an iteration."""
+"""How many rows and bytes the columns of an iteration are expected to have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER_TEXT = 32  # bytes of a string that is neither prompt nor completion, such
 
 @dataclass(frozen=True)
 class Assumed:
-    """Assumptions about sizes that are unknown before a run, such as response lengths."""
+    """Assumed sizes that aren't known before a run, such as response lengths."""
 
     prompts: int  # prompts per iteration
     prompt_tokens: int = TYPICAL[Level.PROMPT]  # tokens of each prompt
@@ -28,7 +28,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The expected sizes of the columns and rows of one graph."""
+    """The expected sizes of a graph's columns and rows."""
 
     graph: Graph
     assumed: Assumed
@@ -36,27 +36,27 @@ class Sizes:
 
     @staticmethod
     def of(graph: Graph, assumed: Assumed) -> Sizes:
-        """Return the expected sizes of a graph and of the bodies of its repeats."""
+        """Estimate the sizes of a graph and of the bodies of its repeats."""
         return Sizes(
             graph, assumed, {node.id: Sizes.of(node.body, assumed) for node in graph.nodes if node.body}
         )
 
     @cached_property
     def rows(self) -> dict[int, int]:
-        """Axis → the maximum number of its rows."""
+        """For each axis, the maximum number of rows."""
         return expected_rows(self.graph, self.assumed.prompts)
 
     @cached_property
     def groups(self) -> dict[int, int]:
-        """Axis → the maximum number of its groups, or of its rows if it has no groups.
+        """For each axis, the maximum number of groups, or of rows if there are no groups.
 
-        Stages over groups and generators must keep a group on one rank.
+        Generators and stages over groups must keep a group on one rank.
         """
         return {number: expected_groups(self.graph, number, self.rows) for number in self.rows}
 
     @cached_property
     def tokens(self) -> dict[int, int]:
-        """Axis → the assumed number of tokens of a response."""
+        """For each axis, the assumed number of tokens in a response."""
         tokens_of = dict.fromkeys(range(len(self.graph.axes)), self.assumed.response_tokens)
         for node in self.graph.nodes:
             if node.makes is not None:
@@ -75,21 +75,21 @@ class Sizes:
 
     @property
     def longest(self) -> int:
-        """The number of tokens of the longest response that is sampled; without sampling, in the data."""
+        """The number of tokens in the longest sampled response, or if nothing is sampled, in the data."""
         return max(
             (self.tokens[node.makes] for node in self.graph.nodes if node.makes is not None),
             default=self.assumed.response_tokens,
         )
 
     def read(self, node: Node, item: Input) -> int:
-        """Return the bytes of a column in the form in which a node reads it.
+        """Return the bytes of a column as a node reads it.
 
         Columns of prompts are repeated for the node's rows.
         """
         return int(self.per_row(item.column) * self.rows[node.axis])
 
     def sent(self, node: Node, item: Input) -> int:
-        """Return the bytes of a column in the form in which it is sent to a node.
+        """Return the bytes of a column as it is sent to a node.
 
         int64 columns are sent as int32, which is enough for token ids.
         """
@@ -98,11 +98,11 @@ class Sizes:
         return size // 2 if kind is not None and kind.dtype == "int64" else size
 
     def given(self, column: Column) -> int:
-        """Return the bytes of a column in the form in which the node that gives it stores it."""
+        """Return the bytes of a column as stored by the node that computes it."""
         return int(self.per_row(column) * self.rows[self.graph.nodes[column.node].rows_axis])
 
     def per_row(self, column: Column) -> float:
-        """Return the bytes per row of a column. A column of unknown kind counts as one number per row."""
+        """Return a column's bytes per row. A column of unknown kind counts as one number per row."""
         giver = self.graph.nodes[column.node]
         kind = giver.output(column.name).kind or Kind(Level.ROW)
         size, axis = SIZES.get(kind.dtype or "", 4), giver.rows_axis
@@ -134,8 +134,8 @@ class NodeRows:
 class ComputedTokens:
     """The maximum number of tokens in a forward pass or update whose rows share prompts.
 
-    ``tokens``: tokens of all rows. ``computed``: tokens that run through the model, where each shared prompt
-    counts once.
+    ``tokens`` counts those of all rows. ``computed`` counts those that run through the model, with each
+    shared prompt counted once.
     """
 
     node: str
@@ -144,7 +144,7 @@ class ComputedTokens:
 
 
 def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedTokens]:
-    """Yield the number of tokens that each node in ``prompt_rows`` runs through its model.
+    """Yield how many tokens each node in ``prompt_rows`` runs through its model.
 
     ``prompt_rows``: node id → number of rows that share a prompt. Micro-batches are assumed not to split
     groups.
@@ -159,7 +159,7 @@ def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedT
 def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
     """Yield the maximum numbers of rows and groups of each node that makes rows, in program order.
 
-    Yields nothing for graphs without follow-up prompts, chosen rows and joined rows.
+    If the graph has no follow-up prompts, chosen rows or joined rows, nothing is yielded.
     """
     graph = sizes.graph
     if all(axis.step == "sampled" for axis in graph.axes):

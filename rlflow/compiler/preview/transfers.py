@@ -1,7 +1,7 @@
-"""Predict a transfer of weights between two layouts, from the shapes in the model's folder.
+"""Predict how weights are transferred between two layouts, from the shapes in the model's folder.
 
-No weights are loaded. The prediction assumes the usual sharding of dense decoders. A run instead uses the
-real layouts of its engines.
+No weights are loaded. The prediction assumes that dense decoders are sharded in the usual way, while a run
+uses its engines' real layouts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from rlflow.training.weight_sync.transfer_plan import TransferPlan
 
 
 def transfer(footprint: ModelFootprint, ranks: int) -> TransferPlan | None:
-    """Return the transfer plan of a model whose trainer and generator are on the same ``ranks`` ranks.
+    """Plan the transfer of a model whose trainer and generator are on the same ranks.
 
-    Returns None if each rank already has the weights that it needs, or if no plan is possible.
+    Returns None if each rank already has the weights it needs, or if no plan is possible.
     """
     if not _movable(footprint) or ("weights" not in footprint.divided and footprint.sampler_shares == 1):
         return None
@@ -24,7 +24,7 @@ def transfer(footprint: ModelFootprint, ranks: int) -> TransferPlan | None:
 
 
 def passage(footprint: ModelFootprint, senders: int, receivers: int) -> TransferPlan | None:
-    """Return the transfer plan of a model from ``senders`` ranks to ``receivers`` ranks of another pool.
+    """Plan the transfer of a model from ``senders`` ranks to ``receivers`` ranks of another pool.
 
     Returns None if no plan is possible.
     """
@@ -36,7 +36,7 @@ def passage(footprint: ModelFootprint, senders: int, receivers: int) -> Transfer
 
 
 def _movable(footprint: ModelFootprint) -> bool:
-    """Return True if a transfer plan is possible: the shapes are known, and there are no adapters.
+    """Return True if a transfer can be planned, that is, if shapes are known and there are no adapters.
 
     Adapters are merged into full tensors before a transfer.
     """

@@ -1,4 +1,4 @@
-"""When nodes can run: waves of nodes that may run at the same time, and pairs of nodes that can overlap."""
+"""When nodes can run: in waves of nodes that can run at the same time, and in pairs that can overlap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlflow.compiler.simulate import INSTANT
 
 @dataclass(frozen=True)
 class WaveNode:
-    """A node of the plan, and the number of its wave."""
+    """A node of the plan and the number of its wave."""
 
     name: str  # name of the node
     op: str  # its kind of call
@@ -42,7 +42,7 @@ class Pair:
 def steps(plan: Plan, layouts: Layouts | None, within: str | None = None) -> Iterator[WaveNode]:
     """Yield the nodes wave by wave, each wave in program order.
 
-    The nodes in the body of a `repeat` follow the `repeat`.
+    Nodes in the body of a `repeat` come right after it.
     """
     for wave, nodes in enumerate(waves(plan)):
         for node in nodes:
@@ -72,9 +72,9 @@ def _step(plan: Plan, layouts: Layouts | None, node: Node, wave: int, within: st
 
 
 def waves(plan: Plan) -> list[list[Node]]:
-    """Return the nodes that run a call, grouped into waves.
+    """Group the nodes that run a call into waves.
 
-    The wave of a node is the length of the longest chain of nodes that run before it.
+    A node's wave is the length of the longest chain of nodes that run before it.
     """
     running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
     return [
@@ -86,8 +86,8 @@ def waves(plan: Plan) -> list[list[Node]]:
 def pairs(plan: Plan, room: Mapping[str, int]) -> Iterator[Pair]:
     """Yield the pairs of nodes that can run at the same time, in program order.
 
-    Pairs within repeats are included. In such a pair, neither node waits for the other, or the second waits
-    only for chunks of the first. ``room``: queue → how many nodes it runs at once.
+    Neither node waits for the other, or the second only waits for chunks of the first. Pairs within repeats
+    are included. ``room``: how many nodes each queue can run at once.
     """
     running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
     before = {i: nx.ancestors(plan.graph.order, i) for i in running}

@@ -1,4 +1,4 @@
-"""The arguments with which the tracer calls a flow's function or evaluation, and that call's problems."""
+"""The arguments that the tracer passes to a flow's function or evaluation, and problems with that call."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from rlflow.errors import Place, Problem, listed, nearest
 
 
 def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
-    """Return role parameter → the names of the roles that are bound to it.
-
-    Only ``*rewards`` can have several.
-    """
+    """For each role parameter, return the names of its roles. Only ``*rewards`` can have several."""
     parameters = flow.parameters
     names = {name: [name] for name in parameters.roles}
     if parameters.rest:
@@ -29,9 +26,9 @@ def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
 
 
 def arguments(flow: Flow, make: Any, hp: Any, rewards: int) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the keyword arguments of the flow's function, without the data.
+    """Return the positional and keyword arguments of the flow's function, without the data.
 
-    ``make(name)`` creates a role object. ``rewards``: the number of rewards that are bound to ``*rewards``.
+    ``make(name)`` creates a role object. ``rewards``: how many rewards are bound to ``*rewards``.
     """
     names = role_names(flow, rewards)
     rest = [make(name) for name in names.pop(flow.parameters.rest, [])] if flow.parameters.rest else []
@@ -54,9 +51,9 @@ def _before_rest(flow: Flow) -> list[str]:
 
 
 def raised(flow: Flow, error: BaseException) -> Problem:
-    """Return the problem to report for an exception that was raised while the flow was traced.
+    """Return the problem of a flow that raised while it was traced.
 
-    Its place is the innermost line of the exception in the user's file.
+    Its place is the innermost line in the user's file.
     """
     frames = [
         f

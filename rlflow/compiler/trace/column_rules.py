@@ -1,7 +1,7 @@
-"""The rules for the columns that calls read, give and merge, and the problem for each violation.
+"""The rules for columns that calls read, return and merge, with the problem for each violation.
 
-In all functions, ``what`` is the name of the call, ``place`` its line, and ``definition`` the line of the
-called function.
+In all functions, ``what`` is the name of the call, ``place`` is its line, and ``definition`` is the line of
+the called function.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ def missing(
     definition: Place | None,
     settings: Iterable[str],
 ) -> Problem:
-    """Return the problem to report when the call ``what`` reads the column ``name``, which the batch does not
-    have.
+    """Return the problem of a call that reads a column that the batch doesn't have.
 
-    ``columns``: the columns of the batch. ``settings``: names of the flow's settings, for a hint if a setting
+    ``columns``: those that it has. ``settings``: names of the flow's settings, to give a hint if a setting
     was written as a positional parameter.
     """
     close = column_meant(name, columns)
@@ -67,8 +66,7 @@ def missing(
 def no_environment(
     what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem to report when an episode column is read but the sampling role has no environment.
-    The caller has checked this, so the result is never None."""
+    """Return the problem of reading an episode column when the sampling role has no environment."""
     return Problem(
         "missing-column",
         f"{what} needs column '{name}', which exists only with an environment",
@@ -88,10 +86,9 @@ def reward_missing(
     definition: Place | None,
     fields: Sequence[str] = (),
 ) -> Problem:
-    """Return the problem to report when a reward function reads the column ``name``, which the rows do not
-    have.
+    """Return the problem of a reward function that reads a column that the rows don't have.
 
-    All parameters of a reward function name columns, also those after ``*``. ``fields``: the fields of the
+    All parameters of a reward function name columns, even those after ``*``. ``fields``: the fields in the
     data's file.
     """
     if name in EPISODE_GIVES:
@@ -116,7 +113,7 @@ def reward_missing(
 
 
 def optional_absent(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the note that the optional column ``name`` is absent."""
+    """Return the note that an optional column is absent."""
     return Problem(
         "optional-absent",
         f"{what} runs without its optional column '{name}'",
@@ -132,8 +129,7 @@ def optional_absent(what: str, name: str, place: Place | None, definition: Place
 def wrong_kind(
     what: str, parameter: ColumnParameter, kind: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem to report when a parameter reads a column of the kind ``kind``, but expects another
-    kind."""
+    """Return the problem of a parameter that reads a column of the wrong kind."""
     return Problem(
         "wrong-kind",
         f"{what} expects another kind of column '{parameter.name}'",
@@ -148,8 +144,7 @@ def wrong_kind(
 def table_kind(
     what: str, name: str, kind: Kind | None, table: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem to report when a standard column is given as ``kind`` instead of its standard kind
-    ``table``."""
+    """Return the problem of giving a standard column a kind other than its own, ``table``."""
     return Problem(
         "table-kind",
         f"{what} gives the standard column '{name}' another kind",
@@ -165,9 +160,9 @@ OF_THE_DATA = ("prompt", "prompt_tokens")  # columns that only the data give
 
 
 def gives_prompt(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem to report when a flow itself gives the prompt column ``name``.
+    """Return the problem of a flow that computes a prompt column itself.
 
-    Models would ignore the column and sample from the data's prompts.
+    Models would ignore it and sample from the data's prompts.
     """
     return Problem(
         "gives-prompt",
@@ -184,10 +179,7 @@ OF_THE_RUN = (*CLOCK, PROMPT_ID)  # columns that only the run gives
 
 
 def gives_run(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem to report when a flow gives the column ``name``, which only the run may give.
-
-    Such a column is ``iteration``, for example.
-    """
+    """Return the problem of a flow that computes a column reserved for the run, such as ``iteration``."""
     return Problem(
         "gives-run",
         f"{what} gives '{name}', but the run adds this column to every batch",
@@ -200,7 +192,7 @@ def gives_run(what: str, name: str, place: Place | None, definition: Place | Non
 
 
 def own_column(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the note that the column ``name`` is neither a standard column nor declared."""
+    """Return the note that a column is neither standard nor declared."""
     close = nearest(name, TABLE)
     return Problem(
         "own-column",
@@ -219,8 +211,7 @@ def own_column(what: str, name: str, place: Place | None, definition: Place | No
 def gives_count(
     what: str, names: Sequence[str], columns: Collection[str], place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem to report when a call's ``gives=`` names more or fewer columns than the function
-    gives."""
+    """Return the problem of a call whose ``gives=`` doesn't have one name per returned column."""
     return Problem(
         "gives-count",
         f"{what} gives {len(columns)} columns, not {len(set(names))}",
@@ -233,7 +224,7 @@ def gives_count(
 
 
 def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | None) -> Problem:
-    """Return the problem to report when two batches with unrelated rows are merged.
+    """Return the problem of merging two batches with unrelated rows.
 
     ``columns``: the merged columns. ``tokens``: the token columns among them.
     """
@@ -250,8 +241,7 @@ def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | Non
 
 
 def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -> Problem | None:
-    """Return the problem to report when columns of different kinds are joined; None if the kinds are
-    equal."""
+    """Return the problem of joining columns of different kinds, or None if their kinds are equal."""
     known = {
         (Level.ROW if kind.level is Level.GROUP else kind.level, kind.family)
         for kind in kinds
@@ -270,8 +260,7 @@ def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -
 
 
 def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
-    """Return the problem to report when a merge leaves some rows without a value, although the column has no
-    NaN."""
+    """Return the problem of a merge that leaves rows without a value in a column that can't hold NaN."""
     return Problem(
         "rows-lacking",
         f"column '{name}' has no value for rows that were not chosen, or for tokens without a follow-up "
@@ -284,8 +273,7 @@ def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
 
 
 def state_as_column(what: str, name: str, place: Place | None) -> Problem:
-    """Return the problem to report when a state scalar, ``iteration`` or ``progress`` is read as a column of
-    a batch."""
+    """Return the problem of reading a state scalar, ``iteration`` or ``progress`` as a column of a batch."""
     owner = "run" if name in CLOCK else "flow"
     return Problem(
         "state-as-column",
@@ -300,8 +288,7 @@ def state_as_column(what: str, name: str, place: Place | None) -> Problem:
 def state_rows(
     what: str, name: str, kind: Kind | None, state: Kind | None, place: Place | None, definition: Place | None
 ) -> Problem:
-    """Return the problem to report when a stage gives the state ``name`` as something other than one
-    number."""
+    """Return the problem of a stage that sets a state to something other than a single number."""
     return Problem(
         "state-rows",
         f"{what} gives the state '{name}', but not as one number",

@@ -1,4 +1,4 @@
-"""Compile a flow with its settings to a program: the graph of one iteration, and the functions of its nodes."""
+"""Compile a flow and its settings to a program: the graph of one iteration and the functions of its nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAIR = ("chosen", "rejected")  # text fields in the data that become two rows
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Settings of a run that change the graph of a flow."""
+    """Settings of a run that affect a flow's graph."""
 
     rewards: int = 1  # number of rewards bound to ``*rewards``
     reward_reads: tuple[str, ...] = ("completion", "answer")  # columns that reward functions read
@@ -49,7 +49,7 @@ class TraceOptions:
 
 @dataclass(frozen=True)
 class Program:
-    """A traced flow: its graph, and the stages and losses of its nodes."""
+    """A traced flow: its graph, and its nodes' stages and losses."""
 
     flow: Flow
     hp: Any
@@ -76,13 +76,13 @@ class Program:
 
 @dataclass(frozen=True)
 class TraceResult:
-    """The result of tracing a flow: all problems, and the program, or None if the flow could not be traced."""
+    """The result of tracing a flow: all problems, and the program, or None if that failed."""
 
     program: Program | None
     problems: tuple[Problem, ...]
 
     def sound(self) -> Program:
-        """Return the program. Raises one FlowError with all errors if tracing found errors."""
+        """Return the program, or raise one FlowError with all errors if there were any."""
         errors = [problem for problem in self.problems if problem.severity == "error"]
         if errors or self.program is None:
             raise FlowError(*errors)
@@ -90,14 +90,14 @@ class TraceResult:
 
 
 def compile_flow(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Program:
-    """Trace a flow and return its program. Raises one FlowError with all errors."""
+    """Trace a flow and return its program. All errors are raised together, as one FlowError."""
     return trace(flow, hp, options).sound()
 
 
 def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> TraceResult:
-    """Trace a flow with the settings ``hp`` (None: its own defaults). Return the program and all problems.
+    """Trace a flow and return its program and all problems. ``hp`` defaults to the flow's own settings.
 
-    If the flow reads ``prompt_id``, it is traced a second time with that column, so that other flows need not
+    If the flow reads ``prompt_id``, it is traced again with that column, so that other flows don't need to
     carry it.
     """
     first, reads_prompt_id = _traced(flow, hp, options or TraceOptions(), numbered=False)
@@ -105,17 +105,15 @@ def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Tr
 
 
 def sampling_roles(flow: Flow) -> tuple[str, ...]:
-    """Return the roles that sample in a flow with its own settings; empty if it cannot be traced."""
+    """Return the roles that sample in a flow with its own settings, or () if it can't be traced."""
     program = trace(flow).program
     return tuple(use.name for use in program.graph.roles if use.generates) if program else ()
 
 
 def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple[TraceResult, bool]:
-    """Return the result of tracing a flow, and True if the trace must be repeated with ``prompt_id``.
+    """Trace a flow. Also return True if it must be traced again, with ``prompt_id``.
 
-    This is so if the flow read ``prompt_id`` and the data did not give it.
-
-    ``numbered``: whether the data give ``prompt_id``.
+    That's the case if the flow reads ``prompt_id`` and the data don't have it. ``numbered``: whether they do.
     """
     try:
         parameters = flow.parameters
@@ -155,7 +153,7 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
 
 
 def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
-    """Return the initial values of the flow's state, and report problems with its declaration."""
+    """Return the initial values of the flow's state, reporting any problems with how it is declared."""
     try:
         initial = {name: float(value) for name, value in (flow.state(hp) if flow.state else {}).items()}
     except (Exception, SystemExit) as error:
@@ -193,7 +191,7 @@ def _call(
     initial: Mapping[str, float],
     columns: Mapping[str, Kind | None],
 ) -> tuple[Any, list[Problem]]:
-    """Call the flow's function with symbols. Return its result, and the problems that stopped the call."""
+    """Call the flow's function with symbols. Returns its result, and any problems that stopped it."""
     axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
     prompts = tracer.batch(axis, _data(tracer, flow, axis, columns))
     tracer.state = tracer.state_columns(dict.fromkeys(initial, STATE))
@@ -211,7 +209,7 @@ def _call(
 def _data(
     tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind | None]
 ) -> dict[str, ColumnSource]:
-    """Record the node that gives the data's columns, and return these columns."""
+    """Record the node for the data and return its columns."""
     node = Node(
         0,
         Op.DATA,
@@ -224,10 +222,10 @@ def _data(
 
 
 def _data_columns(flow: Flow, options: TraceOptions, numbered: bool) -> dict[str, Kind | None]:
-    """Return the columns that the data give.
+    """Return the data's columns.
 
-    If the data are not opened yet, these are the columns that the flow declares, and the fields that rewards
-    and environments read.
+    If the data haven't been opened yet, these are the columns that the flow declares, plus the fields that
+    rewards and environments read.
     """
     names: dict[str, Kind | None] = (
         dict(options.columns) if options.columns is not None else data_columns(flow)
@@ -250,14 +248,14 @@ def _data_columns(flow: Flow, options: TraceOptions, numbered: bool) -> dict[str
 
 
 def reads_prompt_id(graph: Graph) -> bool:
-    """Return True if a node of the graph reads ``prompt_id``, so that the data must give this column."""
+    """Return True if the data must have the column ``prompt_id``, because a node reads it."""
     return any(output.name == PROMPT_ID for output in graph.nodes[0].outputs)
 
 
 def data_columns(flow: Flow) -> dict[str, Kind | None]:
-    """Return name → kind for the columns that a flow declares for its data.
+    """Return the columns that a flow declares for its data, as name → kind.
 
-    If the declared data have completions or pairs, the columns of responses are included.
+    If these include completions or pairs, the columns of responses are added.
     """
     names: dict[str, Kind | None] = {
         name: standard_kind(name) for name in ("prompt", "answer", "prompt_tokens")
@@ -308,10 +306,10 @@ def role_use(
     functions: Mapping[str, Stage | Loss],
     evaluating: tuple[Node, ...] = (),
 ) -> RoleUse:
-    """Return how a flow uses the role ``name``.
+    """Find out how a flow uses a role.
 
-    ``functions``: node → its stage or loss. ``evaluating``: the nodes of the flow's own evaluation, whose
-    samples are not trained on.
+    ``functions``: each node's stage or loss. ``evaluating``: the nodes of the flow's own evaluation, whose
+    samples aren't trained on.
     """
     own_nodes = [node for node in all_nodes(nodes) if node.role == name]
     losses = [

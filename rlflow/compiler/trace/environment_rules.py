@@ -1,4 +1,4 @@
-"""The rules for environments, and the problem for each violation."""
+"""The rules for environments, with the problem for each violation."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ def environment_missing(
     place: Place | None,
     fields: Sequence[str],
 ) -> Problem:
-    """Return the problem to report when an environment's ``reset`` reads ``name``, which the prompts do not
-    have.
+    """Return the problem of an environment whose ``reset`` reads something that the prompts don't have.
 
-    ``columns``, ``fields``: the columns of the prompts, and the fields of the data's file.
+    ``columns``, ``fields``: the prompts' columns, and the fields in the data's file.
     """
     close = nearest(name, [*columns, *fields])
     return Problem(
@@ -42,8 +41,7 @@ def environment_missing(
 
 
 def environment_kind(environment: EnvironmentSpec, name: str, kind: Kind, place: Place | None) -> Problem:
-    """Return the problem to report when an environment's ``reset`` reads a column without one value per
-    row."""
+    """Return the problem of an environment whose ``reset`` reads a column without one value per row."""
     return Problem(
         "wrong-kind",
         f"the environment {environment.name} reads column '{name}', which is not a row column",
@@ -58,9 +56,9 @@ def environment_kind(environment: EnvironmentSpec, name: str, kind: Kind, place:
 def environment_settings(
     environment: EnvironmentSpec, lengths: Sequence[int], what: str, place: Place | None
 ) -> Iterator[Problem]:
-    """Yield a problem if a `generate` call has both recorded lengths and an environment.
+    """Yield a problem if a `generate` call has both ``lengths`` and an environment.
 
-    An environment ends its own episodes.
+    An environment decides itself when its episodes end.
     """
     if lengths:
         yield Problem(
@@ -77,7 +75,7 @@ def environment_settings(
 def environment_roles(
     graph: Graph, environments: Mapping[str, EnvironmentSpec], nodes: Iterable[Node]
 ) -> Iterator[Problem]:
-    """Yield a problem for each ``--env`` flag that is ambiguous, or whose role does not sample."""
+    """Yield a problem for each ``--env`` flag that is ambiguous or whose role doesn't sample."""
     sampling = list(dict.fromkeys(node.role or "" for node in nodes if node.op is Op.GENERATE))
     for role, environment in environments.items():
         unnamed = [each for each in sampling if each not in environments]

@@ -1,4 +1,4 @@
-"""Trace the evaluation that a flow defines, ``@flow(evaluate=body)``, into a graph of its own."""
+"""Trace a flow's own evaluation, ``@flow(evaluate=body)``, into a separate graph."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PREFIX = "evaluation."  # prefix of the names of the evaluation's nodes
 def trace_evaluation(
     tracer: Tracer, flow: Flow, hp: Any, rewards: int, columns: Mapping[str, Kind | None]
 ) -> Graph | None:
-    """Return the graph of a flow's own evaluation; None if the flow has none, or if it cannot be traced.
+    """Return the graph of a flow's own evaluation, or None if it has none or can't be traced.
 
-    The body gets the columns from the data except responses. All problems are reported to ``tracer``.
-    ``rewards``: the number of rewards that are bound to ``*rewards``.
+    The body gets the data's columns except responses. All problems are reported to ``tracer``. ``rewards``:
+    how many rewards are bound to ``*rewards``.
     """
     body = Flow(flow.evaluate) if callable(flow.evaluate) else None
     if body is None:
@@ -88,9 +88,9 @@ def _traced(
 
 @contextlib.contextmanager
 def _separate_graph(tracer: Tracer, columns: Mapping[str, Kind | None]) -> Iterator[SymbolicBatch]:
-    """Record the calls inside the ``with`` block into a separate graph, whose data are only prompts.
+    """Record the calls in the ``with`` block into a separate graph, whose data are just prompts.
 
-    Calls are counted from 0, so that random draws of the evaluation do not depend on the flow's calls.
+    Calls are counted from 0, so that random draws in an evaluation don't depend on what the flow calls.
     """
     outer = tracer.recorded, tracer.state, tracer.calls
     tracer.recorded, tracer.calls, tracer.prefix, tracer.temperatures = RecordedGraph(), 0, PREFIX, False
@@ -119,9 +119,9 @@ def _no_body(flow: Flow) -> Problem:
 
 
 def _parameter_problems(flow: Flow, body: Flow) -> Iterator[Problem]:
-    """Yield the problems with the body's parameters.
+    """Yield problems with the body's parameters.
 
-    They must be the data, then roles of the flow by name, then the settings.
+    They must be the data, then roles that the flow has under the same names, then the settings.
     """
     known, own = flow.parameters, body.parameters
     wrong = [name for name in own.roles if name not in known.roles]
@@ -158,10 +158,10 @@ def _no_batch(body: Flow, value: object) -> Problem:
 
 
 def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) -> Iterator[Problem]:
-    """Yield the problems with an evaluation. It must give scores, must not update a role, and must not depend
-    on anything but the weights.
+    """Yield problems with an evaluation.
 
-    Otherwise, evaluations at different iterations could not be compared.
+    It must return scores, mustn't update roles, and mustn't depend on anything but the weights, since
+    otherwise different iterations couldn't be compared.
     """
     names = [item.parameter for item in graph.results]
     if "scores" not in names:
@@ -180,7 +180,7 @@ def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) 
 
 
 def _node_problems(graph: Graph, node: Node, body: Flow, state: set[str]) -> Iterator[Problem]:
-    """Yield the problems with one call in an evaluation."""
+    """Yield problems with one call in an evaluation."""
     own = node.name.removeprefix(PREFIX)
     if node.writes:
         yield Problem(

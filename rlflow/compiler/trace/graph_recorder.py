@@ -1,4 +1,4 @@
-"""The graph that a trace records: its nodes, and the symbolic batches that read and merge columns."""
+"""The graph recorded by a trace: its nodes, and how symbolic batches read and merge columns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_OPTIONS = NodeOptions()
 
 @dataclass(frozen=True)
 class Context:
-    """Facts about the run that the tracer needs.
+    """What the tracer needs to know about the run.
 
     ``settings``: names of the flow's settings, for hints. ``roles``: names of the roles. ``reward_reads``:
     the columns that reward functions read.
@@ -48,7 +48,7 @@ class Context:
 
 
 class GraphRecorder:
-    """Records the nodes of a traced flow, and reports each problem once."""
+    """Records a flow's nodes while it is traced, and reports each problem once."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -73,7 +73,7 @@ class GraphRecorder:
         return len(self.recorded.axes) - 1
 
     def add(self, op: Op, name: str, axis: int, settings: NodeOptions = NO_OPTIONS, **fields: Any) -> Node:
-        """Append a node with a unique name that is made from ``name``, and return the node."""
+        """Append a node, with a unique name made from ``name``, and return it."""
         unique, counted = self._unique(name), self.prefix + name
         self._names[counted] = self._names.get(counted, 0) + 1
         node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, settings=settings, **fields)
@@ -82,40 +82,40 @@ class GraphRecorder:
         return node
 
     def _unique(self, name: str) -> str:
-        """Return the unique name that the next node called ``name`` gets."""
+        """Return the unique name for the next node called ``name``."""
         counted = self.prefix + name
         count = self._names.get(counted, 0) + 1
         return counted if count == 1 else f"{counted}#{count}"
 
     def symbols(self, node: Node) -> SymbolicBatch:
-        """Return a symbolic batch with the columns that a node gives."""
+        """Return a symbolic batch of the columns that a node returns."""
         return self.batch(
             node.rows_axis, {o.name: ColumnSource(Column(node.id, o.name), o.kind) for o in node.outputs}
         )
 
     def batch(self, axis: int, sources: Mapping[str, ColumnSource]) -> SymbolicBatch:
-        """Return a symbolic batch over an axis with these columns."""
+        """Return a symbolic batch of these columns on the given axis."""
         return SymbolicBatch(self, self.recorded, axis, sources)
 
     def report(self, *problems: Problem) -> None:
-        """Store problems. A problem that is already stored is not stored again."""
+        """Store problems, skipping those already stored."""
         self.problems += [problem for problem in dict.fromkeys(problems) if problem not in self.problems]
 
     def state_columns(self, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
-        """Append a node that gives the state scalars, and return its columns. Without state, do nothing."""
+        """Append a node that provides the state scalars, if there are any, and return its columns."""
         return self._scalars("state", kinds) if kinds else {}
 
     def _scalars(self, name: str, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
-        """Append a node that gives scalars known before an iteration starts, and return its columns."""
+        """Append a node for scalars known before an iteration starts, and return its columns."""
         outputs = tuple(Output(column, kind, column) for column, kind in kinds.items())
         node = Node(len(self.recorded.nodes), Op.STATE, name, 0, outputs=outputs)
         self.recorded.nodes.append(node)
         return self.symbols(node).sources
 
     def mine(self, batch: Any, what: str) -> SymbolicBatch:
-        """Return the batch if it belongs to the graph that is being recorded. Raises FlowError otherwise.
+        """Return the batch, or raise FlowError if it doesn't belong to the graph being recorded.
 
-        ``what`` names the call that uses the batch.
+        ``what`` names the call that uses it.
         """
         if not isinstance(batch, SymbolicBatch):
             raise FlowError(rules.not_a_batch(what, batch, call_place()))
@@ -125,7 +125,7 @@ class GraphRecorder:
         return batch
 
     def find(self, batch: SymbolicBatch, name: str, what: str) -> ColumnSource | None:
-        """Return the column ``name``. If the batch does not have it, report a problem and return None."""
+        """Return the column ``name``. If there is none, report a problem and return None."""
         self.mine(batch, what)
         source = batch.sources.get(name)
         if source is None:
@@ -141,9 +141,9 @@ class GraphRecorder:
         return source
 
     def scalar(self, name: str) -> ColumnSource | None:
-        """Return the scalar ``name`` if every batch has it, else None.
+        """Return the scalar ``name`` if every batch has it, or else None.
 
-        Such scalars are the flow's state, ``iteration`` and ``progress``.
+        This applies to the flow's state, ``iteration`` and ``progress``.
         """
         if name in self.state or name not in CLOCK:
             return self.state.get(name)
@@ -160,9 +160,9 @@ class GraphRecorder:
         definition: Place | None,
         problem: Problem | None = None,
     ) -> None:
-        """Report that a batch does not have a column, or report ``problem`` instead.
+        """Report that a batch lacks a column, or report ``problem`` instead.
 
-        The column then counts as given, so it is reported only once per row axis.
+        This is done only once per column and row axis.
         """
         self.reads_prompt_id |= name == PROMPT_ID
         if (batch.axis, name) not in self._poisoned:
@@ -175,15 +175,15 @@ class GraphRecorder:
             )
 
     def visible(self, batch: SymbolicBatch) -> list[str]:
-        """Return the names of the columns and state scalars that a call on this batch may read."""
+        """Return the names of columns and state scalars that a call on this batch can read."""
         return [*batch.sources, *(name for name in self.state if name not in batch.sources)]
 
     def inputs(
         self, batch: SymbolicBatch, parameters: Iterable[ColumnParameter], what: str, definition: Place | None
     ) -> tuple[Input, ...]:
-        """Return the inputs of a call, one for each parameter, and report problems with the columns.
+        """Return a call's inputs, one per parameter, and report problems with the columns.
 
-        A parameter without a column gets no input.
+        Parameters whose column is missing get no input.
         """
         inputs, place = [], call_place()
         for parameter in parameters:
@@ -211,7 +211,7 @@ class GraphRecorder:
             self._missing(batch, parameter.name, what, place, definition)
 
     def rename(self, batch: SymbolicBatch, names: Mapping[str, str]) -> SymbolicBatch:
-        """Return the batch with columns renamed as ``names`` says: old name → new name. Report problems."""
+        """Rename columns as in ``names``, from old to new, and report problems."""
         renamed = {}
         for old, new in names.items():
             source, table = self.find(batch, old, "rename"), standard_kind(new)
@@ -234,16 +234,16 @@ class GraphRecorder:
     def _replace(
         self, sources: Mapping[str, ColumnSource], by: Mapping[str, ColumnSource], place: Place | None
     ) -> None:
-        """Record the columns in ``sources`` that columns of the same name in ``by`` replace."""
+        """Record which columns in ``sources`` are replaced by those of the same name in ``by``."""
         columns = {name: sources[name].column for name in by if name in sources}
         self.recorded.replaced += [
             (column, place) for name, column in columns.items() if column != by[name].column
         ]
 
     def merge(self, batch: SymbolicBatch, other: SymbolicBatch) -> SymbolicBatch:
-        """Return ``batch`` with the columns of ``other``.
+        """Add the columns of ``other`` to ``batch``.
 
-        If their rows are unrelated, report it and return ``batch``.
+        If their rows are unrelated, report that and return ``batch`` as is.
         """
         self.mine(batch, "|"), self.mine(other, "|")
         place = call_place()
@@ -256,10 +256,10 @@ class GraphRecorder:
         return batch._with(batch.sources | self._coming_up(batch.axis, other))
 
     def _coming_up(self, axis: int, other: SymbolicBatch) -> dict[str, ColumnSource]:
-        """Return the columns of ``other`` in the form that they have for the rows of ``axis``.
+        """Return the columns of ``other`` as they are for the rows of ``axis``.
 
-        If ``other`` has follow-up prompts that continue responses from single tokens, its columns become
-        token columns.
+        Columns of follow-up prompts become token columns if the prompts continue responses from single
+        tokens.
         """
         return {
             name: ColumnSource(source.column, Kind(Level.TOKEN, source.kind.dtype))
@@ -272,7 +272,7 @@ class GraphRecorder:
         return merge(self.recorded.axes, axis, other.axis, kind is not None and kind.level is Level.GROUP)
 
     def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> list[Problem]:
-        """Return the problems with a merge: ``other`` has unrelated rows, or gives some rows no value.
+        """Return the problems of merging ``other``: unrelated rows, or rows that get no value.
 
         ``axis``: the axis of the rows that get the columns.
         """
@@ -297,5 +297,5 @@ class GraphRecorder:
 
 
 def is_scalar(kind: Kind | None) -> bool:
-    """Return True if a column has one value for all rows. An unknown kind (None) gives False."""
+    """Return True if a column is known to have one value for all rows."""
     return kind is not None and kind.level is Level.SCALAR

@@ -1,4 +1,4 @@
-"""The rules that apply to a complete graph, and the problem for each violation."""
+"""The rules that apply to a whole graph, with the problem for each violation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def graph_problems(
     graph: Graph, tracer: Tracer, place: Place | None, trains: bool = True
 ) -> Iterator[Problem]:
-    """Yield the problems that only the complete graph shows. ``trains``: whether the flow must update a role."""
+    """Yield problems that only show in the whole graph. ``trains``: whether the flow must update a role."""
     yield from replaced_unread(graph, tracer.recorded.replaced)
     yield from never_read(graph, tracer.functions)
     calls = [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
@@ -78,9 +78,9 @@ def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Prob
 
 
 def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Yield a problem for each ratio between truncated and full log-probs, which is biased.
+    """Yield a problem for each ratio of truncated to full log-probs, since it is biased.
 
-    Log-probs are truncated if top-p, top-k, min_tokens or lengths exclude tokens from sampling.
+    Log-probs are truncated if top-p, top-k, min_tokens or lengths keep tokens from being sampled.
     """
     every = [node for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
     for part in (graph, *(node.body for node in all_nodes(graph.nodes) if node.body is not None)):
@@ -101,8 +101,10 @@ def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[
 
 
 def _biased(node: Node, cut: Node) -> Problem:
-    """Return the problem to report when ``node`` uses a ratio between full log-probs and log-probs that
-    ``cut`` truncated. ``cut``: a `generate` call."""
+    """Return the problem of a node that uses a ratio of full log-probs to ones truncated by ``cut``.
+
+    ``cut``: a `generate` call.
+    """
     return Problem(
         "truncated-ratio",
         f"'{node.name}' compares log-probs with sampled log-probs that {_truncates(cut)} renormalised",
@@ -115,10 +117,7 @@ def _biased(node: Node, cut: Node) -> Problem:
 
 
 def _truncates(node: Node) -> str:
-    """Return the settings by which a `generate` call excludes tokens from sampling, as text.
-
-    The text is empty if there are no such settings.
-    """
+    """Name the settings of a `generate` call that keep tokens from being sampled, or return ""."""
     settings = node.options(GenerateOptions)
     return ", ".join(
         name
@@ -128,7 +127,7 @@ def _truncates(node: Node) -> str:
 
 
 def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]]) -> Iterator[Problem]:
-    """Yield a problem for each column that another column of its name replaced before anything read it."""
+    """Yield a problem for each column that another of the same name replaced before anything read it."""
     read = graph.readers().keys() | {item.column for item in graph.results}
     for column, place in replaced:
         giver = graph.nodes[column.node]
@@ -145,7 +144,7 @@ def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]
 
 
 def _read_within(node: Node, name: str) -> bool:
-    """Return True if the column comes from the data, or if a node in its `repeat` body reads it."""
+    """Return True if the column comes from the data, or is read inside the `repeat` that returns it."""
     if node.body is None:
         return node.op is Op.DATA
     inner = next(item.column for item in node.body.results if item.parameter == name)
@@ -153,7 +152,7 @@ def _read_within(node: Node, name: str) -> bool:
 
 
 def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Yield a problem for each column of the author's own stages that nothing reads."""
+    """Yield a problem for each column that nothing reads, if one of the author's own stages computes it."""
     readers = graph.readers()
     results = {item.column for item in graph.results}
     for node in graph.nodes:
@@ -174,9 +173,9 @@ def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Proble
 
 
 def no_such_call(sampling: Iterable[str], calls: Sequence[str]) -> Iterator[Problem]:
-    """Yield a problem for each `generate` call that the run's settings name but the flow does not have.
+    """Yield a problem for each call that the run has sampling settings for but the flow doesn't make.
 
-    ``sampling``: the calls that the settings name. ``calls``: the calls of the flow.
+    ``sampling``: the calls that there are settings for. ``calls``: the flow's `generate` calls.
     """
     for call in sampling:
         if call not in calls:

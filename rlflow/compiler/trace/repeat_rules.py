@@ -1,4 +1,4 @@
-"""The rules for the bodies of `repeat`, and the problem for each violation."""
+"""The rules for the bodies of `repeat`, with the problem for each violation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlflow.errors import Place, Problem, listed, nearest
 
 
 def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
-    """Return True if the rows of axis ``rows`` are the body's prompts or were chosen from them."""
+    """Return True if the rows of this axis are the body's prompts or were chosen from them."""
     return (
         all(axes[step].step == "chosen" or axes[step].parent is None for step in line(axes, rows))
         and not axes[rows].grouped
@@ -20,7 +20,7 @@ def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
 def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterator[Problem]:
     """Yield a problem if a `repeat` body returns follow-up prompts or joined rows.
 
-    A `repeat` counts groups of prompts, so its body must return its prompts or rows sampled from them.
+    Since a `repeat` counts groups of prompts, the body must return its prompts or rows sampled from them.
     """
     if any(axes[step].step in ("asked", "cut", "joined") for step in line(axes, rows)):
         yield Problem(
@@ -34,7 +34,7 @@ def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterat
 
 
 def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem to report when the `repeat` body ``name`` does not return the column ``keep``."""
+    """Return the problem of a `repeat` body that doesn't return the column ``keep``."""
     return Problem(
         "repeat-keep",
         f"the `repeat` body '{name}' does not return 'keep'",
@@ -48,7 +48,7 @@ def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: 
 
 
 def body_result(name: str, value: object, place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem to report when the `repeat` body ``name`` returns something other than a batch."""
+    """Return the problem of a `repeat` body that returns something other than a batch."""
     return Problem(
         "repeat-result",
         f"the `repeat` body '{name}' does not return a batch",
@@ -61,7 +61,7 @@ def body_result(name: str, value: object, place: Place | None, definition: Place
 
 
 def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Problem:
-    """Return the problem to report when a stage sets the state scalars ``names`` inside a `repeat` body."""
+    """Return the problem of a stage that sets state inside a `repeat` body."""
     return Problem(
         "repeat-state",
         f"{what} sets state inside a `repeat` body",
@@ -73,9 +73,9 @@ def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Probl
 
 
 def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
-    """Yield a problem for each node in a `repeat` body that changes weights.
+    """Yield a problem for each node that changes weights in a `repeat` body.
 
-    A body may run any number of times, so it must not train.
+    A body can run any number of times, so it mustn't train.
     """
     for node in graph.nodes:
         if node.writes:
@@ -91,9 +91,9 @@ def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
 
 
 def repeat_prompts(columns: Sequence[str], place: Place | None) -> Problem:
-    """Return the problem to report when `repeat` is called on something other than the flow's own prompts.
+    """Return the problem of calling `repeat` on something other than the flow's own prompts.
 
-    ``columns``: the columns that were added to the prompts.
+    ``columns``: those that were added to the prompts.
     """
     return Problem(
         "repeat-prompts",

@@ -1,4 +1,4 @@
-"""Traced calls that make a batch with other rows: `ask`, `choose`, `concat` and `repeat`."""
+"""Tracing of calls that make a batch with different rows: `ask`, `choose`, `concat` and `repeat`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ASK_GIVES: dict[AskWay, tuple[str, ...]] = {
 
 
 class RowTracer(GraphRecorder):
-    """Records the calls that make a batch with other rows while a flow is traced."""
+    """Records calls that make a batch with different rows while a flow is traced."""
 
     def ask(self, batch: Any, column: str, way: AskWay) -> SymbolicBatch:
         """Record an `ask` call and return its follow-up prompts."""
@@ -66,7 +66,7 @@ class RowTracer(GraphRecorder):
         return self.batch(makes, follow_up_columns(batch.sources) | along | self.symbols(node).sources)
 
     def _sampler(self, batch: SymbolicBatch) -> tuple[str, ...]:
-        """Return the role that sampled the rows' tokens, as a tuple; empty if several roles or none did."""
+        """Return (role,) for the role that sampled the rows' tokens, or () if several roles or none did."""
         tokens = batch.sources.get("tokens")
         role = self.recorded.nodes[tokens.column.node].role if tokens is not None else None
         return (role,) if role else ()
@@ -127,7 +127,7 @@ class RowTracer(GraphRecorder):
         return self.batch(makes, shared | self.symbols(node).sources)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> SymbolicBatch:
-        """Record a `repeat` call with the graph of its body, and return the rows that the body keeps."""
+        """Record a `repeat` call, including its body's graph, and return the rows that it keeps."""
         place = call_place()
         prompts = self.mine(prompts, "repeat")
         bound = self._bound("repeat", methods.REPEAT, {"groups": groups, "tries": tries}, place)
@@ -164,7 +164,7 @@ class RowTracer(GraphRecorder):
     def _body_graph(
         self, body: Callable[..., Any], prompts: SymbolicBatch, place: Place | None
     ) -> tuple[Graph, dict[str, Kind | None]]:
-        """Trace the body of a `repeat`. Return its graph, and the kinds of the columns that it returns."""
+        """Trace the body of a `repeat`. Returns its graph, and the kinds of the columns it returns."""
         name = getattr(body, "__name__", "body")
         with self._inside(prompts) as inner:
             result = body(inner)
@@ -192,9 +192,9 @@ class RowTracer(GraphRecorder):
 
     @contextlib.contextmanager
     def _inside(self, prompts: SymbolicBatch) -> Iterator[SymbolicBatch]:
-        """Record the calls inside the ``with`` block into a separate graph, whose data are the prompts.
+        """Record the calls in the ``with`` block into a separate graph, whose data are the prompts.
 
-        The names of nodes stay unique over both graphs.
+        Names of nodes stay unique across both graphs.
         """
         outer, poisoned, state = self.recorded, self._poisoned, self.state
         self.recorded, self._poisoned, self.depth = RecordedGraph(), set(), self.depth + 1
@@ -215,7 +215,7 @@ class RowTracer(GraphRecorder):
         settings: Mapping[str, Any],
         place: Place | None,
     ) -> dict[str, Any]:
-        """Return the settings of a method with defaults filled in, and report their problems."""
+        """Fill in the defaults of a method's settings, and report problems with them."""
         bound, problems = methods.checked(what, specification, settings, place)
         self.report(*problems)
         return bound
@@ -223,9 +223,9 @@ class RowTracer(GraphRecorder):
     def _model_inputs(
         self, batch: SymbolicBatch, what: str, optional: tuple[str, ...], more: tuple[str, ...] = ()
     ) -> tuple[Input, ...]:
-        """Return the inputs of a call of a model. Absent ``optional`` columns are skipped without a note.
+        """Return the inputs of a call of a model. No note is made of ``optional`` columns that are absent.
 
-        ``more``: further columns that the call needs.
+        ``more``: other columns that the call needs.
         """
         needs = [ColumnParameter(name, standard_kind(name), False) for name in (*methods.MODEL_READS, *more)]
         needs += [
@@ -235,7 +235,7 @@ class RowTracer(GraphRecorder):
 
 
 def follow_up_columns(sources: Mapping[str, ColumnSource]) -> dict[str, ColumnSource]:
-    """Return the columns that follow-up prompts keep: columns with one value per row."""
+    """Return the columns that follow-up prompts keep, which are those with one value per row."""
     along = {name: source for name, source in sources.items() if name not in LEFT_BEHIND}
     return {
         name: ColumnSource(source.column, _per_row(source.kind))

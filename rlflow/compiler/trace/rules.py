@@ -1,7 +1,7 @@
-"""The rules for calls of stages, methods and losses, and the problem for each violation.
+"""The rules for calls of stages, methods and losses, with the problem for each violation.
 
-In all functions, ``what`` is the name of the call, ``place`` its line, and ``definition`` the line of the
-called function.
+In all functions, ``what`` is the name of the call, ``place`` is its line, and ``definition`` is the line of
+the called function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlflow.errors import Place, Problem, listed, nearest
 
 
 def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
-    """Return the problem to report when the call ``what`` gets ``value`` instead of a batch."""
+    """Return the problem of a call that gets something other than a batch."""
     return Problem(
         "not-a-batch",
         f"{what} was called with something that is not a batch",
@@ -31,8 +31,7 @@ def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
 
 
 def leaked(place: Place | None) -> Problem:
-    """Return the problem to report when a batch is used outside the flow or `repeat` body in which it was
-    made."""
+    """Return the problem of using a batch outside the flow or `repeat` body that made it."""
     return Problem(
         "leaked-symbol",
         "a batch of another trace is used here: it was stored outside its flow, or passed into or out of "
@@ -45,7 +44,7 @@ def leaked(place: Place | None) -> Problem:
 
 
 def not_prompts(what: str, place: Place | None) -> Problem:
-    """Return the problem to report when `generate` is called on sampled rows instead of prompts."""
+    """Return the problem of calling `generate` on sampled rows instead of prompts."""
     return Problem(
         "not-prompts",
         f"{what} is called on rows that are already sampled",
@@ -57,16 +56,16 @@ def not_prompts(what: str, place: Place | None) -> Problem:
 
 
 def no_losses(loss: object) -> list[object]:
-    """Return the values among the ``loss`` argument of `update` that are not losses.
+    """Return whatever isn't a loss in the ``loss`` argument of `update`.
 
-    ``loss`` may be one loss, or a list or tuple of losses.
+    It may be a single loss, or a list or tuple of losses.
     """
     losses = list(loss) if isinstance(loss, tuple | list) and loss else [loss]
     return [each for each in losses if not isinstance(each, Loss)]
 
 
 def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
-    """Return the problem to report when an `update` call gets ``value`` instead of a loss."""
+    """Return the problem of an `update` call that gets something other than a loss."""
     return Problem(
         "not-a-loss",
         f"{what} needs a loss after the batch",
@@ -80,7 +79,7 @@ def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
 def until_kind(kind: Kind | None) -> Kind:
     """Return the kind that a ``tokens_until`` column must have: a bool per token, or an integer per row.
 
-    ``kind``: the column's own kind.
+    ``kind``: the kind that it has.
     """
     return (
         Kind(Level.TOKEN, "bool")
@@ -90,7 +89,7 @@ def until_kind(kind: Kind | None) -> Kind:
 
 
 def choose_groups(place: Place | None) -> Problem:
-    """Return the problem to report when `choose(…, per="group")` is called on rows without groups."""
+    """Return the problem of calling `choose(…, per="group")` on rows without groups."""
     return Problem(
         "no-groups",
         'choose with per="group" needs groups, but these rows have none',
@@ -104,9 +103,9 @@ def choose_groups(place: Place | None) -> Problem:
 def state_rules(
     stage: Stage, outputs: Sequence[Output], state: Iterable[str], place: Place | None
 ) -> Iterator[Problem]:
-    """Yield the problems with a stage that sets state. It must set one value for all ranks.
+    """Yield problems with a stage that sets state, which must be one value for all ranks.
 
-    ``state``: the names of the state scalars.
+    ``state``: names of the state scalars.
     """
     names = [output.name for output in outputs if output.name in set(state)]
     if names and stage.dispatch == ALL:
@@ -122,8 +121,7 @@ def state_rules(
 
 
 def state_raised(flow: str, error: BaseException, place: Place | None) -> Problem:
-    """Return the problem to report when the function that returns the flow's initial state raises an
-    exception."""
+    """Return the problem of a flow whose ``state`` function raises."""
     return Problem(
         "flow-state",
         f"the initial state of flow '{flow}' cannot be computed: {type(error).__name__}: {error}",
@@ -135,9 +133,9 @@ def state_raised(flow: str, error: BaseException, place: Place | None) -> Proble
 
 
 def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Iterator[Problem]:
-    """Yield the problems with a stage that has ``on=``.
+    """Yield problems with a stage that has ``on=``.
 
-    The flow must have this role, and the stage's first parameter must have the role's name.
+    The flow must have that role, and the stage's first parameter must have its name.
     """
     if stage.on is None:
         return
@@ -168,9 +166,9 @@ def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Itera
 def length_rules(
     stage: Stage, outputs: Sequence[Output], reads: Sequence[Kind | None], place: Place | None
 ) -> Iterator[Problem]:
-    """Yield a problem if a stage gives a token column but reads no column with the same lengths.
+    """Yield a problem if a stage returns a token column without reading one of the same lengths.
 
-    ``reads``: the kinds of the columns that the stage reads.
+    ``reads``: the kinds of columns that the stage reads.
     """
     for level in (Level.TOKEN, Level.PROMPT):
         names = [output.name for output in outputs if output.kind and output.kind.level is level]
@@ -192,14 +190,14 @@ def length_rules(
 def stage_rules(
     stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: Place | None
 ) -> Iterator[Problem]:
-    """Yield the problems with a stage's dispatch mode, the levels of its columns, and its groups."""
+    """Yield problems with a stage's dispatch mode, its columns' levels, and its groups."""
     levels = {output.name: output.kind.level for output in outputs if output.kind}
     yield from _dispatch_rules(stage, levels, place)
     yield from _group_rules(stage, Level.GROUP in levels.values(), axis, place)
 
 
 def _dispatch_rules(stage: Stage, levels: Mapping[str, Level], place: Place | None) -> Iterator[Problem]:
-    """Yield the problems with columns whose level does not fit the dispatch mode of their stage."""
+    """Yield problems with columns whose level doesn't fit their stage's dispatch mode."""
     what = f"stage '{stage.name}'"
     rowwise = [name for name, level in levels.items() if level is not Level.SCALAR]
     if stage.dispatch == ALL and rowwise:
@@ -237,8 +235,7 @@ def _dispatch_rules(stage: Stage, levels: Mapping[str, Level], place: Place | No
 
 
 def _group_rules(stage: Stage, gives_groups: bool, axis: RowAxis, place: Place | None) -> Iterator[Problem]:
-    """Yield the problem to report when a stage works on groups but its rows have no groups or too small
-    ones."""
+    """Yield a problem if a stage works on groups but its rows have none, or ones that are too small."""
     what = f"stage '{stage.name}'"
     reads_groups = stage.rows == "group" or "group" in stage.signature.column_names
     if (reads_groups or gives_groups) and not axis.grouped:
@@ -277,10 +274,7 @@ def _group_rules(stage: Stage, gives_groups: bool, axis: RowAxis, place: Place |
 
 
 def thin_groups(what: str, place: Place | None, definition: Place | None) -> Problem:
-    """Return the problem to report when a function works on groups of which `choose` kept only some rows.
-
-    A group may then have a single row.
-    """
+    """Return the problem of working on groups of which `choose` kept only some rows, maybe just one."""
     return Problem(
         "thin-groups",
         f"{what} works on groups, but choose may leave groups of a single row",
@@ -294,7 +288,7 @@ def thin_groups(what: str, place: Place | None, definition: Place | None) -> Pro
 
 
 def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> Iterator[Problem]:
-    """Yield a problem if a loss over groups gets rows without groups, or groups that may have one row."""
+    """Yield a problem if a loss over groups gets rows without groups, or groups that can be a single row."""
     if loss.rows == "group" and not axis.grouped:
         yield Problem(
             "no-groups",
@@ -324,7 +318,7 @@ def torn_groups(
 ) -> Iterator[Problem]:
     """Yield a problem if a loss over groups has a ``where`` column without one value per group.
 
-    Such a loss must get complete groups. ``levels``: column → level; None if the level is unknown.
+    Such a loss needs complete groups. ``levels``: each column's level, or None if unknown.
     """
     parts = zip(loss.losses, loss.where, strict=True) if isinstance(loss, JointLoss) else ()
     for part, name in parts:

@@ -1,7 +1,7 @@
-"""Symbolic batches, roles and columns, with which a flow is called while it is traced.
+"""The symbolic batches, roles and columns that a flow is called with while it is traced.
 
-A symbolic batch maps the name of each column to the node that gives it. It has no rows, so using it as a
-value raises FlowError.
+A symbolic batch maps each column's name to the node that computes it. It has no rows, so using it as a value
+raises FlowError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnSource:
-    """A column of a symbolic batch: the node that gives it, and its kind if known."""
+    """A column of a symbolic batch: the node that computes it, and its kind if known."""
 
     column: Column
     kind: Kind | None
@@ -34,10 +34,10 @@ class ColumnSource:
 
 @dataclass
 class RecordedGraph:
-    """The nodes of a flow, or of the body of a `repeat`, as they were recorded in program order.
+    """The nodes of a flow, or of a `repeat` body, as recorded in program order.
 
-    ``replaced``: (column, place) for each column that was replaced by a column with the same name. ``clock``:
-    the scalars ``iteration`` and ``progress``; empty until something reads them.
+    ``replaced``: (column, place) for each column that another of the same name has replaced. ``clock``: the
+    scalars ``iteration`` and ``progress``, empty until something reads them.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -47,9 +47,9 @@ class RecordedGraph:
 
 
 def refuse(use: str, remedy: str) -> NoReturn:
-    """Raise FlowError because user code uses a batch as a value while the flow is traced.
+    """Raise FlowError because user code uses a traced batch, which has no rows, as a value.
 
-    ``use``: how the code uses it. A traced batch has no rows.
+    ``use``: how the code uses it.
     """
     raise FlowError(
         Problem(
@@ -68,10 +68,7 @@ DECISION = "put the decision inside a @stage, or base it on a setting"
 
 
 class Symbol:
-    """An object that stands for a value while a flow is traced.
-
-    It raises FlowError if Python or torch uses it as a value.
-    """
+    """Stands for a value while a flow is traced. If Python or torch uses it as one, it raises FlowError."""
 
     symbolic = True
 
@@ -146,10 +143,10 @@ for _name in ("lt", "le", "gt", "ge"):
 
 
 class SymbolicColumn(Symbol):
-    """A column of a symbolic batch, as ``batch["name"]`` returns it.
+    """A column of a symbolic batch, as returned by ``batch["name"]``.
 
-    If it is a scalar, it can be passed as a setting of a call. If the batch does not have the column,
-    ``source`` is None, and the problem is reported.
+    A scalar can be passed as a setting of a call. If the batch doesn't have the column, ``source`` is None
+    and the problem is reported.
     """
 
     def __init__(
@@ -169,7 +166,7 @@ class SymbolicColumn(Symbol):
 
 
 class SymbolicBatch(Symbol):
-    """A batch while a flow is traced: its row axis, and the node that gives each column."""
+    """A batch while a flow is traced: its row axis, and the node that computes each column."""
 
     def __init__(
         self, tracer: GraphRecorder, recorded: RecordedGraph, axis: int, sources: Mapping[str, ColumnSource]
@@ -181,7 +178,7 @@ class SymbolicBatch(Symbol):
 
     @property
     def columns(self) -> dict[str, Kind | None]:
-        """Name → kind of each column; None if the kind is not known yet."""
+        """Each column's kind by name, or None if it isn't known yet."""
         return {name: source.kind for name, source in self.sources.items()}
 
     def __contains__(self, name: object) -> bool:
@@ -196,19 +193,19 @@ class SymbolicBatch(Symbol):
         )
 
     def select(self, *names: str) -> SymbolicBatch:
-        """Return the batch with only these columns."""
+        """Return a batch with only these columns."""
         return self._with(
             {name: source for name in names if (source := self.tracer.find(self, name, "select"))}
         )
 
     def drop(self, *names: str) -> SymbolicBatch:
-        """Return the batch without these columns."""
+        """Return a batch without these columns."""
         for name in names:
             self.tracer.find(self, name, "drop")
         return self._with({name: source for name, source in self.sources.items() if name not in names})
 
     def rename(self, **names: str) -> SymbolicBatch:
-        """Return the batch with renamed columns: ``rename(old="new")``."""
+        """Rename columns: ``rename(old="new")``."""
         return self.tracer.rename(self, names)
 
     def __or__(self, other: Any) -> Any:
@@ -250,7 +247,7 @@ class SymbolicBatch(Symbol):
 
 
 class SymbolicRole:
-    """A role while a flow is traced. Calls of its methods add nodes to the graph."""
+    """A role while a flow is traced. Calling its methods adds nodes to the graph."""
 
     def __init__(self, tracer: Tracer, name: str) -> None:
         self._tracer = tracer
@@ -258,7 +255,7 @@ class SymbolicRole:
 
     @property
     def weight(self) -> float:
-        """The weight of this reward from ``--reward X:WEIGHT``; 1 for a role that is not in ``*rewards``."""
+        """This reward's weight from ``--reward X:WEIGHT``, or 1 if the role isn't in ``*rewards``."""
         return self._tracer.weight(self._name)
 
     def generate(self, prompts: Any, **settings: Any) -> Any:
@@ -266,7 +263,7 @@ class SymbolicRole:
         return self._tracer.generate(self._name, prompts, settings)
 
     def logprobs(self, batch: Any, *, gives: str | tuple[str, ...] = "logprobs", **unknown: Any) -> Any:
-        """Record a forward pass for log-probs. If ``gives`` has two names, it also gives entropies."""
+        """Record a forward pass for log-probs, and for entropies if ``gives`` has two names."""
         self._tracer.no_settings(f"{self._name}.logprobs", unknown)
         return self._tracer.forward(self._name, "logprobs", batch, gives)
 
@@ -281,7 +278,7 @@ class SymbolicRole:
         return self._tracer.reward(self._name, batch, gives)
 
     def update(self, batch: Any, loss: Loss | Sequence[Loss], **settings: Any) -> None:
-        """Record an `update` call of the role with one loss, or with several losses in each optimizer step."""
+        """Record an `update` call of the role. With several losses, each optimizer step uses all of them."""
         self._tracer.update(self._name, batch, loss, settings)
 
     def __getattr__(self, name: str) -> Any:
@@ -305,9 +302,9 @@ class SymbolicRole:
 
 @dataclass(frozen=True)
 class CallSettings:
-    """The settings of a call: plain values, inputs for settings that are scalar columns, and problems.
+    """A call's settings: plain values, inputs for settings that are scalar columns, and problems.
 
-    If a setting is a column but must not be one, it gets its default, or 1, so that tracing can continue.
+    To keep tracing, a setting that is a column but mustn't be gets its default, or 1.
     """
 
     values: dict[str, Any]
@@ -315,7 +312,7 @@ class CallSettings:
     problems: tuple[Problem, ...]
 
     def without_edges(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings ``bound`` without the settings that are columns."""
+        """Return ``bound`` without the settings that are columns."""
         columns = {item.parameter for item in self.edges}
         return {name: value for name, value in bound.items() if SETTING + name not in columns}
 
@@ -328,10 +325,9 @@ def call_settings(
     recorded: RecordedGraph,
     place: Place | None,
 ) -> CallSettings:
-    """Split the settings of a call into plain values and columns. ``what`` names the call in messages.
+    """Split a call's settings into plain values and columns. ``what`` names the call in messages.
 
-    ``takes(name)`` returns True if the setting may be a column. Raises FlowError for a column from another
-    trace.
+    ``takes(name)`` tells whether a setting can be a column. Raises FlowError for columns from another trace.
     """
     values, edges, problems = dict(settings), [], []
     for name, column in settings.items():
@@ -353,7 +349,7 @@ def call_settings(
 def _column_problems(
     what: str, name: str, column: SymbolicColumn, takes: bool, recorded: RecordedGraph, place: Place | None
 ) -> Iterator[Problem]:
-    """Yield the problems with a setting that is a column. ``takes``: whether the setting may be a column."""
+    """Yield problems with a setting that is a column. ``takes``: whether it can be one."""
     argument = f'{name}=batch["{column.name}"]'
     if not takes:
         yield Problem(
@@ -378,8 +374,7 @@ def _column_problems(
 
 
 def _no_number(column: SymbolicColumn, recorded: RecordedGraph) -> str:
-    """Return an empty string if the column is one number for all ranks. Otherwise, return its kind as
-    text."""
+    """Return "" if the column is a single number for all ranks, and otherwise its kind as text."""
     assert column.source is not None
     kind = column.source.kind
     if kind is None or kind.level is not Level.SCALAR or kind.family == "bool":

@@ -1,8 +1,8 @@
-"""The tracer: it calls a flow with symbols and records a graph.
+"""The tracer, which calls a flow with symbols and records a graph.
 
-It records calls of stages and of role methods, but no tensor operations. If the tracer finds a mistake, it
-reports the mistake and continues if possible. A missing column counts as given after it was reported, so one
-trace also finds later, independent mistakes.
+It records calls of stages and of role methods, but not tensor operations. When it finds a mistake, it reports
+it and goes on if it can. After a missing column is reported, it counts as present, so that one trace also
+finds later, unrelated mistakes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Tracer(RowTracer):
     def stage(
         self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]
     ) -> SymbolicBatch:
-        """Record the call of a stage and return the columns that it gives."""
+        """Record a call of a stage and return the columns that it computes."""
         what, place = f"stage '{stage.name}'", call_place()
         batch = self.mine(batch, what)
         outputs = self._outputs(what, stage.gives, gives, place, stage.place)
@@ -130,7 +130,7 @@ class Tracer(RowTracer):
     def _sampling_settings(
         self, what: str, settings: dict[str, Any], place: Place | None
     ) -> tuple[CallSettings, dict[str, Any]]:
-        """Return the settings of a `generate` call, and their values after those of the run replaced the flow's."""
+        """Return a `generate` call's settings, both as in the flow and as overridden by the run."""
         own = methods.sampling_of(self.context.sampling, what, self._unique(what))
         own = {name: value for name, value in own.items() if name != "temperature" or self.temperatures}
         call = self._call_settings(what, settings, _defaults(methods.GENERATE), methods.COMPUTED.__contains__)
@@ -144,7 +144,7 @@ class Tracer(RowTracer):
     def _environment_inputs(
         self, environment: EnvironmentSpec, prompts: SymbolicBatch, what: str, place: Place | None
     ) -> tuple[Input, ...]:
-        """Return the inputs that an environment's ``reset`` reads: columns, and fields in the data."""
+        """Return what an environment's ``reset`` reads: columns, and fields in the data."""
         source = environment.source
         names = dict.fromkeys(source.required, True) | dict.fromkeys(
             (*source.optional, *(REST if source.rest else ())), False
@@ -181,7 +181,7 @@ class Tracer(RowTracer):
     def forward(self, role: str, method: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
         """Record a `logprobs` or `values` call.
 
-        A `logprobs` call with two names in ``gives`` also gives entropies.
+        If ``gives`` has two names, `logprobs` also returns entropies.
         """
         what, place = f"{role}.{method}", call_place()
         batch = self.mine(batch, what)
@@ -207,7 +207,7 @@ class Tracer(RowTracer):
     def reward(self, role: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
         """Record a reward call and return the scores.
 
-        If the batch has tokens and no completion, the reward is a reward model; otherwise it is a reward
+        It's taken to be a reward model if the batch has tokens but no completion, and otherwise a reward
         function.
         """
         what, place = role, call_place()
@@ -233,7 +233,7 @@ class Tracer(RowTracer):
         return self.symbols(node)
 
     def _reward_inputs(self, what: str, batch: SymbolicBatch, place: Place | None) -> tuple[Input, ...]:
-        """Return the columns that a reward reads, and the columns of the batch that every reward gets."""
+        """Return the columns that a reward reads, including those that every reward gets."""
         model = "completion" not in batch.sources and "tokens" in batch.sources
         reads = methods.MODEL_READS if model else self.context.reward_reads
         # if there is no column for a parameter, it reads the field in the data with this name
@@ -308,14 +308,14 @@ class Tracer(RowTracer):
         self.functions[node.name], self.bound[node.name] = loss, of_loss
 
     def _update_inputs(self, what: str, batch: SymbolicBatch, loss: Loss) -> tuple[Input, ...]:
-        """Return the columns that an update reads for the model, followed by those that only its loss reads."""
+        """Return the columns that an update reads for the model, then those that only its loss reads."""
         inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
         known = {item.parameter for item in inputs}
         read = self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
         return inputs + tuple(item for item in read if item.parameter not in known)
 
     def _asked_by(self, role: str, axis: int) -> None:
-        """Record that ``role`` samples from follow-up prompts of ``axis``, so that they are encoded for it."""
+        """Record that ``role`` samples from the follow-up prompts of ``axis``, so they are encoded for it."""
         nearest = next(
             (step for step in line(self.recorded.axes, axis) if self.recorded.axes[step].step == "asked"),
             None,
@@ -333,10 +333,10 @@ class Tracer(RowTracer):
         place: Place | None,
         definition: Place | None,
     ) -> tuple[Output, ...]:
-        """Return the outputs of a call, and check them against the standard columns.
+        """Return a call's outputs, after checking them against the standard columns.
 
-        ``kinds``: column → kind, for the columns that the function gives. ``names``: their names in this
-        call; None keeps them.
+        ``kinds``: the columns that the function returns, by name. ``names``: what they are called here, or
+        None to keep their names.
         """
         if names is not None and (len(names) != len(kinds) or len(set(names)) != len(names)):
             self.report(column_rules.gives_count(what, names, kinds, place, definition))
@@ -369,9 +369,9 @@ class Tracer(RowTracer):
         skip: tuple[str, ...] = (),
         also: tuple[str, ...] = (),
     ) -> tuple[dict[str, Any], tuple[Input, ...]]:
-        """Return the settings of a stage or loss, and the inputs for settings that are scalar columns.
+        """Return the settings of a stage or loss, and the inputs for those that are scalar columns.
 
-        ``skip``: parameters that are not settings. ``also``: names that the call itself uses for settings.
+        ``skip``: parameters that aren't settings. ``also``: names of settings that the call itself has.
         """
         known = {name: default for name, default in signature.settings.items() if name not in skip}
         for name in settings:
@@ -391,27 +391,27 @@ class Tracer(RowTracer):
         defaults: Mapping[str, Any],
         takes: Callable[[str], bool],
     ) -> CallSettings:
-        """Split the settings of a call into values and scalar columns, and report problems.
+        """Split a call's settings into values and scalar columns, and report problems.
 
-        ``takes(name)`` returns True if the setting may be a column.
+        ``takes(name)`` tells whether a setting can be a column.
         """
         call = call_settings(what, settings, defaults, takes, self.recorded, call_place())
         self.report(*call.problems)
         return call
 
     def number(self, name: str) -> None:
-        """Return None, because real batches do not belong to a trace."""
+        """Return None: there are no real batches in a trace."""
 
     def weight(self, role: str) -> float:
-        """Return the weight of a role's reward; 1 for a role that is not in ``*rewards``.
+        """Return the weight of a role's reward, or 1 if the role isn't in ``*rewards``.
 
-        If the flow reads a role's weight, the scores of this role are not multiplied by it later.
+        Once the flow has read a role's weight, that role's scores aren't multiplied by it later.
         """
         self.weighed |= {role} & self.context.weights.keys()
         return self.context.weights.get(role, 1.0)
 
     def no_settings(self, what: str, names: Iterable[str]) -> None:
-        """Report a problem for each setting in ``names``, because the call ``what`` takes no settings."""
+        """Report each setting in ``names`` as a problem, because this call doesn't take any."""
         self.report(*(unknown_setting(what, name, {"gives": None}, call_place()) for name in names))
 
 
