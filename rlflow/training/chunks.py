@@ -1,4 +1,4 @@
-"""Divide sampled rows into chunks, in the order in which the rows end."""
+"""Split sampled rows into chunks, in the order in which they end."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def chunked(ended: Iterable[Tensor], rows: int, chunks: int) -> Iterator[Tensor]:
-    """Divide ``rows`` rows into ``chunks`` chunks, and yield the row numbers of each chunk as soon as all its
-    rows have ended.
+    """Split ``rows`` rows into ``chunks`` chunks, and yield each chunk's row indices as soon as all its rows
+    have ended.
 
-    ended: yields int64 tensors with the numbers of the rows that have ended since the previous tensor. Rows
-    that end earlier are in earlier chunks. Within a chunk, the row numbers ascend. Chunk sizes differ by at
-    most one. If there are fewer rows than chunks, the last chunks are empty. Raises ValueError if ``ended``
-    stops before all rows have ended.
+    ended: yields int64 tensors with the indices of the rows that have ended since the last one. Rows that end
+    earlier go into earlier chunks, and indices are ascending within a chunk. Chunk sizes differ by at most
+    one; if there are fewer rows than chunks, the last chunks are empty. Raises ValueError if ``ended`` stops
+    before all rows have ended.
     """
     waiting = torch.zeros(0, dtype=torch.int64)
     sizes = [len(part) for part in torch.arange(rows).tensor_split(chunks)][::-1]

@@ -1,7 +1,7 @@
-"""The update loop, which all backends share. It selects rows, divides them into minibatches and
-micro-batches, computes losses and divisors, takes or skips optimizer steps, and collects metrics.
+"""The update loop shared by all backends. It selects rows, splits them into minibatches and micro-batches,
+computes losses and divisors, takes or skips optimizer steps, and collects metrics.
 
-The loop also counts how many tokens of an update have a gradient.
+It also counts how many tokens of an update have a gradient.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TOKENS = "funnel/tokens"
 
 
 def watch(new: New, mask: Tensor, columns: Mapping[str, Tensor], meter: Meter) -> None:
-    """Register a hook that counts tokens with a gradient during the backward pass of a micro-batch, and adds
-    the counts to ``meter``. Call this after the forward pass and before the loss is computed.
+    """Count the tokens that get a gradient in a micro-batch's backward pass, and add the counts to ``meter``.
+    Call this after the forward pass and before computing the loss.
 
-    new: the quantities that the model computed. mask: bool [rows, T], the tokens that count. columns: float
-    [rows, T] each. If ``logprobs`` and ``advantages`` are among them, the hook also counts clipped tokens.
+    new: what the model computed. mask: bool [rows, T], the tokens that count. columns: float [rows, T] each.
+    If these include ``logprobs`` and ``advantages``, clipped tokens are counted too.
     """
     computed = new.logprobs if new.logprobs is not None else new.values
     if computed is None or not computed.requires_grad:
@@ -49,8 +49,8 @@ def watch(new: New, mask: Tensor, columns: Mapping[str, Tensor], meter: Meter) -
 def _of_tokens(
     gradient: Tensor, new: Tensor, old: Tensor | None, advantages: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return the measurements of each token, [rows, T], by name. ``token_funnel`` computes its metrics from
-    their sums over all tokens of an update."""
+    """Return each token's measurements, [rows, T], by name. ``token_funnel`` turns their sums over all tokens
+    of an update into metrics."""
     size = gradient.abs().double()
     values = {"with_gradient": gradient != 0, "size": size, "square": size**2}
     if old is None:
@@ -88,8 +88,8 @@ def token_funnel(totals: Mapping[str, Totals]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """The result of an optimizer step: whether the step changed the weights, the gradient norm, and the
-    learning rate."""
+    """The result of an optimizer step: whether it changed the weights, the gradient norm, and the learning
+    rate."""
 
     applied: bool  # False if the gradient was not finite; then the step changed nothing
     grad_norm: float
@@ -97,31 +97,31 @@ class OptimizerStep:
 
 
 class Learner(Protocol):
-    """The protocol of a model that ``learn`` can train. Trainers implement it."""
+    """What a trainer must implement so that ``learn`` can train its model."""
 
     device: torch.device
     peers: Peers
 
     def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
         """Run a forward pass over ``rows`` and return the quantities in ``want``, attached to the autograd
-        graph. Per-token quantities have the shape of the padded tokens, ``rows["tokens"]``."""
+        graph. Per-token quantities have the padded shape of ``rows["tokens"]``."""
 
     def backward(self, objective: Tensor) -> None:
-        """Backpropagate a 0-d objective. Its gradient is added to the gradient of the current optimizer
-        step."""
+        """Backpropagate a 0-d objective, adding to the gradient of the current optimizer step."""
 
     def idle(self, want: tuple[Quantity, ...]) -> None:
-        """Take part in a micro-batch in which this rank has no rows but other ranks have: run a forward and a
-        backward pass that add no gradient. Called only if the ranks run in lockstep."""
+        """Join in a micro-batch for which only other ranks have rows, with a forward and a backward pass that
+        add no gradient. Called only if ranks run in lockstep."""
 
     def step(self) -> OptimizerStep:
-        """Take an optimizer step: sum the gradients of all ranks, clip the sum, change the weights, and clear
-        the gradient."""
+        """Take an optimizer step: sum the gradients over all ranks, clip, change the weights, and clear the
+        gradient."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """How an update repeats its rows (epochs) and divides them into minibatches and micro-batches."""
+    """How often an update goes over its rows (epochs), and how it splits them into minibatches and
+    micro-batches."""
 
     epochs: int = 1  # passes over all rows
     minibatch: int | None = None  # rows per optimizer step over all ranks; None: all rows
@@ -142,8 +142,8 @@ class Passes:
 
 @dataclass(frozen=True)
 class RankShare:
-    """One rank's rows of an optimizer step, divided into units, and the totals of the complete minibatch over
-    all ranks. A unit is a tensor of row numbers."""
+    """One rank's rows of an optimizer step, split into units (tensors of row indices), and the totals of the
+    whole minibatch over all ranks."""
 
     units: Sequence[Tensor]
     totals: MinibatchTotals
@@ -152,11 +152,11 @@ class RankShare:
 def steps(
     units: Sequence[Tensor], counts: Tensor, passes: Passes, own: Tensor | None = None
 ) -> Iterator[RankShare]:
-    """Yield one share for each optimizer step of an update. The share has all rows of the step.
+    """Yield one share, with all the rows, for each optimizer step of an update. Minibatches without a single
+    token under the mask are skipped.
 
-    units: tensors with the numbers of rows that must stay together. counts: int64 [rows], the number of
-    tokens under the mask. own: bool [rows, losses], whether a loss uses a row; None if there is only one
-    loss. A minibatch without any token under the mask is skipped.
+    units: tensors of row indices that must stay together. counts: int64 [rows], the number of tokens under
+    the mask. own: bool [rows, losses], which losses use which rows, or None if there's only one loss.
     """
     for epoch in range(passes.epochs):
         for minibatch in minibatches(units, rows=passes.minibatch, seed=passes.seed, epoch=epoch):
@@ -167,7 +167,7 @@ def steps(
 
 
 class Meters(NamedTuple):
-    """The running totals of an update."""
+    """An update's running totals."""
 
     loss: Meter  # metrics that the losses return
     signal: Meter  # token metrics that ``watch`` measures during backward
@@ -176,10 +176,10 @@ class Meters(NamedTuple):
 def learn(
     engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes
 ) -> dict[str, float]:
-    """Update a model in one process: train on all rows of ``batch`` whose loss columns are finite. Returns
-    the metrics by name.
+    """Update a model in one process on all rows of ``batch`` whose loss columns are finite. Returns metrics
+    by name.
 
-    settings: keyword arguments of the loss. passes: epochs and sizes of minibatches.
+    settings: keyword arguments of the loss. passes: epochs and minibatch sizes.
     """
     rows = learnable(batch, loss)
     units = units_of(group_of(rows.batch) if loss.rows == "group" else torch.arange(len(rows.batch)))
@@ -198,8 +198,10 @@ def learn_shares(
     passes: Passes,
     shares: Iterable[RankShare],
 ) -> Learned:
-    """Take the optimizer steps in ``shares`` and return this rank's results. Every rank calls this with its
-    own rows. ``shares`` has one entry per optimizer step, which may be empty."""
+    """Take one optimizer step for each of ``shares``, and return this rank's results.
+
+    Every rank calls this with its own rows and one share per optimizer step. A share may be empty.
+    """
     counts, cut = mask_counts(batch), passes.cut or _padded(passes.micro_tokens)
     meters, steps, parts = Meters(Meter(), Meter()), _Steps(), terms(loss, settings, passes.mean)
     for share in shares:
@@ -225,7 +227,7 @@ def _padded(tokens: int) -> Callable[[Batch, Sequence[Tensor]], Iterable[list[Te
 
 @dataclass(frozen=True)
 class Learned:
-    """The results of an update on one rank, from which ``together`` computes metrics."""
+    """One rank's results of an update, from which ``together`` computes metrics."""
 
     totals: Mapping[str, Totals]  # totals of the loss's metrics over this rank's rows
     signal: Mapping[str, Totals]  # totals of the token metrics that ``watch`` measures, over this rank's rows
@@ -233,8 +235,8 @@ class Learned:
 
 
 def together(ranks: Sequence[Learned], left_out: int) -> dict[str, float]:
-    """Return the metrics of an update from the results of all ranks. ``left_out``: the number of rows that
-    the update skipped, which becomes a metric."""
+    """Return an update's metrics from the results of all ranks. ``left_out``, the number of rows that the
+    update skipped, becomes a metric too."""
     totals, signal = added(rank.totals for rank in ranks), added(rank.signal for rank in ranks)
     return reported(totals) | token_funnel(signal) | dict(ranks[0].steps) | {"left_out": float(left_out)}
 
@@ -248,8 +250,8 @@ def _backward(
     totals: MinibatchTotals,
     meters: Meters,
 ) -> Tensor:
-    """Backpropagate the part of the objective that these rows contribute. Returns this part, 0-d float64.
-    counts: int64 [rows], the tokens under the mask."""
+    """Backpropagate these rows' part of the objective, and return this part as 0-d float64. ``counts`` are
+    the tokens under the mask, int64 [rows]."""
     mask = rows["mask"].to(engine.device)
     new = only_masked(engine.compute(rows, want), mask)
     watch(new, mask, _token_columns(rows, mask), meters.signal)
@@ -278,8 +280,8 @@ def _backward(
 
 
 def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor, meter: Meter) -> Tensor:
-    """Return what these rows contribute to the objective through one loss, 0-d float64, including the loss's
-    factor ``scale``."""
+    """Return what these rows contribute to the objective through one loss, including the loss's factor
+    ``scale``, as 0-d float64."""
     value, metrics = term.loss(new, *loss_columns(rows, term.loss, mask.device), **term.settings)
     share = weighted_sum(value, mask, weights.to(mask.device), term.mean)
     groups = int(group_of(rows)[-1]) + 1 if term.loss.rows == "group" else 0
@@ -288,21 +290,21 @@ def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor,
 
 
 def _token_columns(rows: Batch, mask: Tensor) -> dict[str, Tensor]:
-    """Return the columns ``logprobs`` and ``advantages`` that are in the batch and have the mask's shape
+    """Return those of the columns ``logprobs`` and ``advantages`` that the batch has in the mask's shape
     [rows, T], on the mask's device."""
     values = {name: rows[name] for name in ("logprobs", "advantages") if name in rows.columns}
     return {name: value.to(mask.device) for name, value in values.items() if value.shape == mask.shape}
 
 
 def loss_columns(rows: Batch, loss: Loss, device: torch.device) -> list[Any]:
-    """Return the batch columns that are arguments of the loss, padded, in the order of its parameters. An
-    optional column that the batch does not have is None."""
+    """Return the columns that are arguments of the loss, padded, in the order of its parameters. An optional
+    column is None if the batch doesn't have it."""
     values = [rows[p.name] if p.name in rows.columns else None for p in loss.signature.columns]
     return [value.to(device) if isinstance(value, Tensor) else value for value in values]
 
 
 def only_masked(new: New, mask: Tensor) -> New:
-    """Return the same per-token values, but let gradients flow only into tokens under the mask.
+    """Return the same per-token values, with gradients flowing only into tokens under the mask.
 
     This uses ``where``, because multiplying by the mask would turn a NaN outside the mask into a NaN
     gradient.
@@ -315,7 +317,7 @@ def only_masked(new: New, mask: Tensor) -> New:
 
 
 class _Steps:
-    """Running totals of the optimizer steps of one update."""
+    """Running totals over an update's optimizer steps."""
 
     def __init__(self) -> None:
         self.count = self.skipped = self.rows = 0
@@ -335,7 +337,7 @@ class _Steps:
 
     def result(self) -> dict[str, float]:
         """Return the metrics of the optimizer steps. ``loss`` and ``grad_norm`` are means over the applied
-        steps, and absent if no step was applied."""
+        steps, and are left out if none was applied."""
         out = {
             "steps": float(self.count),
             "skipped_steps": float(self.skipped),

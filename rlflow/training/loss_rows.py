@@ -1,4 +1,4 @@
-"""Select the rows of a batch from which a loss learns, and number the groups of rows."""
+"""Select the rows of a batch that a loss learns from, and number the groups of rows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MODEL_COLUMNS = ("prompt_tokens", "tokens", "mask")  # columns that every update
 
 @dataclass(frozen=True)
 class KeptRows:
-    """The rows that an update learns from, and the number of rows that it skips."""
+    """The rows that an update learns from, and how many it skips."""
 
     batch: Batch
     left_out: int
 
 
 def columns_read(batch: Batch, loss: Loss) -> tuple[str, ...]:
-    """Return the names of the columns of ``batch`` that an update with ``loss`` reads. Raises FlowError if a
-    required column is missing."""
+    """Return the names of the columns that an update with ``loss`` reads from ``batch``. Raises FlowError if
+    a required one is missing."""
     parameters = loss.signature.columns
     needed = [*MODEL_COLUMNS, *(p.name for p in parameters if not p.optional)]
     for name in needed:
@@ -39,10 +39,10 @@ def columns_read(batch: Batch, loss: Loss) -> tuple[str, ...]:
 
 
 def learnable(batch: Batch, loss: Loss) -> KeptRows:
-    """Select the rows that have finite values in all float columns that the loss reads.
+    """Select the rows for which all float columns read by the loss are finite.
 
-    In token columns, only values under ``mask`` are checked. If the loss takes complete groups, one row with
-    a non-finite value excludes its complete group.
+    In token columns, only values under ``mask`` matter. If the loss takes whole groups, a single non-finite
+    value excludes the whole group.
     """
     marks = broken_columns(batch, loss)
     if loss.rows == "group":
@@ -53,11 +53,11 @@ def learnable(batch: Batch, loss: Loss) -> KeptRows:
 
 
 def broken_columns(batch: Batch, loss: Loss) -> Tensor:
-    """Return int64 [rows]: the number of the first column with a non-finite value in the row, among the
-    columns that the loss reads, counted from 1. The number is 0 if all values are finite.
+    """Return int64 [rows]: the number of the first column in which a row has a non-finite value, or 0 if all
+    its values are finite. Only columns read by the loss are checked, and they are counted from 1.
 
-    If ``loss`` combines several losses, each loss is checked only on the rows that it uses. A row that no
-    loss uses gets NO_LOSS.
+    If ``loss`` combines several losses, each is checked only on the rows that it uses. A row that no loss
+    uses gets NO_LOSS.
     """
     broken = torch.zeros(len(batch), dtype=torch.int64)
     if not isinstance(loss, JointLoss):
@@ -70,8 +70,9 @@ def broken_columns(batch: Batch, loss: Loss) -> Tensor:
 
 
 def _first_broken(batch: Batch, loss: Loss, names: tuple[str, ...], broken: Tensor) -> Tensor:
-    """Mark the rows that have a non-finite value in a column of the loss. Changes and returns ``broken``,
-    int64 [rows]: each row that was 0 gets the position in ``names`` (from 1) of its first such column."""
+    """Mark the rows with a non-finite value in one of the loss's columns, and return ``broken``, int64
+    [rows], changed in place. Each row that was 0 gets the position in ``names`` (from 1) of its first such
+    column."""
     for parameter in loss.signature.columns:
         if parameter.name in batch:
             broken[(broken == 0) & _broken(batch, batch.data[parameter.name])] = (
@@ -81,25 +82,27 @@ def _first_broken(batch: Batch, loss: Loss, names: tuple[str, ...], broken: Tens
 
 
 def own_rows(batch: Batch, loss: JointLoss) -> Tensor:
-    """Return bool [rows, losses]: whether the loss uses the row."""
+    """Return which losses use which rows, bool [rows, losses]."""
     everything = torch.ones(len(batch), dtype=torch.bool)
     return torch.stack([everything if name is None else batch[name].bool() for name in loss.where], 1)
 
 
 def with_groups(broken: Tensor, groups: Tensor, mark: int) -> Tensor:
-    """Return ``broken`` with the value ``mark`` for each row that is 0 but has a marked row in its group."""
+    """Return ``broken`` with ``mark`` for each row that is 0 but shares a group with a marked row."""
     return torch.where((broken == 0) & whole_groups(broken > 0, groups), mark, broken)
 
 
 def whole_groups(rows: Tensor, groups: Tensor) -> Tensor:
-    """Return bool [rows]: True for each row whose group has at least one row that is True in ``rows``.
-    ``groups``: int64 [rows], the number of each row's group, counted from 0."""
+    """Return bool [rows], True for each row whose group has at least one row that is True in ``rows``.
+
+    groups: int64 [rows], the number of each row's group, counted from 0.
+    """
     return torch.bincount(groups, rows.double())[groups] > 0 if len(rows) else rows
 
 
 def _broken(batch: Batch, column: Data) -> Tensor:
-    """Return bool [rows]: True if the column has a non-finite value in the row. Token columns are checked
-    only under ``mask``."""
+    """Return bool [rows], True where the column has a non-finite value. In token columns, only values under
+    ``mask`` count."""
     none = torch.zeros(len(batch), dtype=torch.bool)
     if (
         not isinstance(column.value, Tensor)
@@ -118,20 +121,22 @@ def _broken(batch: Batch, column: Data) -> Tensor:
 
 
 def mask_counts(batch: Batch) -> Tensor:
-    """Return int64 [rows]: the number of tokens under the mask in each row."""
+    """Return the number of tokens under the mask in each row, int64 [rows]."""
     mask = batch.data["mask"]
     return _per_row(mask.value, mask.row_lengths).long()
 
 
 def token_counts(batch: Batch) -> Tensor:
-    """Return int64 [rows]: the number of prompt and response tokens in each row."""
+    """Return the number of prompt and response tokens in each row, int64 [rows]."""
     return batch.data["prompt_tokens"].row_lengths + batch.data["tokens"].row_lengths
 
 
 def group_of(batch: Batch) -> Tensor:
-    """Return int64 [rows]: the number of each row's group, counted from 0. Adjacent rows with the same value
-    in the column ``group`` are one group. Without this column, rows with the same position in the data stream
-    are one group."""
+    """Return the number of each row's group, counted from 0, int64 [rows].
+
+    Adjacent rows with the same value in the column ``group`` form a group. Without this column, rows with the
+    same position in the data stream do.
+    """
     if "group" not in batch:
         return batch.axis.slots
     group = batch.data["group"].value

@@ -1,5 +1,5 @@
-"""Metrics of an update. A metric is the mean of its values, or their maximum if its name ends in ``_max``.
-NaN counts as a missing value."""
+"""Metrics of an update. Each is the mean of its values, or their maximum if its name ends in ``_max``. NaN
+counts as a missing value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OWN = (
 
 
 class Meter:
-    """Running totals of an update's metrics. They stay on the device of the loss."""
+    """Running totals of an update's metrics, kept on the device of the loss."""
 
     def __init__(self) -> None:
         self.totals: dict[str, Tensor] = {}
@@ -40,10 +40,10 @@ class Meter:
         """Add the metrics that a loss returned for a micro-batch.
 
         A metric has one value per token [rows, T], per row [rows] or per group [groups], or is a single
-        number. A single number is weighted by the number of rows. mask: bool [rows, T]; only tokens under the
-        mask, and rows with such tokens, count. groups: the number of groups, or 0.
+        number, which is weighted by the number of rows. mask: bool [rows, T]. Only tokens under the mask, and
+        rows that have such tokens, count. groups: the number of groups, or 0.
 
-        Raises ValueError for a different shape, and for a name in OWN, which the trainer reserves.
+        Raises ValueError for any other shape, and for a name in OWN, which the trainer reserves.
         """
         for name, value in metrics.items():
             if name in OWN:
@@ -56,18 +56,19 @@ class Meter:
             self.totals[name] = _joined(self.totals[name], new) if name in self.totals else new
 
     def observe(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
-        """Add the trainer's own measurements: name → values [rows, T]. Only tokens under ``mask``, bool
-        [rows, T], count."""
+        """Add the trainer's own measurements [rows, T], by name. Only tokens under ``mask``, bool [rows, T],
+        count."""
         for name, value in values.items():
             new = _totals(value.detach()[mask].double(), weight=1)
             self.totals[name] = _joined(self.totals[name], new) if name in self.totals else new
 
     def result(self) -> dict[str, float]:
-        """Return the metrics by name, as ``reported`` computes them."""
+        """Return the metrics by name, as computed by ``reported``."""
         return reported(self.rank_totals())
 
     def rank_totals(self) -> dict[str, Totals]:
-        """Return this rank's totals by name, as plain numbers. ``added`` sums the totals of several ranks."""
+        """Return this rank's totals by name, as plain numbers that ``added`` can combine with those of other
+        ranks."""
         return {name: tuple(totals.tolist()) for name, totals in self.totals.items()}
 
 
@@ -75,7 +76,7 @@ Totals = tuple[float, ...]  # sum, weight, maximum, number of missing values
 
 
 def added(parts: Iterable[Mapping[str, Totals]]) -> dict[str, Totals]:
-    """Return the totals of all ranks together, by name. ``parts`` has the totals of each rank."""
+    """Combine the totals of all ranks, by name."""
     out: dict[str, Totals] = {}
     for part in parts:
         for name, new in part.items():
@@ -85,9 +86,11 @@ def added(parts: Iterable[Mapping[str, Totals]]) -> dict[str, Totals]:
 
 
 def reported(totals: Mapping[str, Totals]) -> dict[str, float]:
-    """Return the metrics by name, computed from their totals: the mean, or the maximum if the name ends in
-    ``_max``. If some values of a metric are missing, the additional metric ``NAME_nan`` is their number. A
-    metric without any value is absent."""
+    """Compute metrics from their totals, as means, or as maxima for names that end in ``_max``.
+
+    If a metric has missing values, their number is reported as ``NAME_nan``. A metric without any value is
+    left out.
+    """
     out = {}
     for name, (total, weight, highest, missing) in totals.items():
         if weight:
@@ -98,8 +101,8 @@ def reported(totals: Mapping[str, Totals]) -> dict[str, float]:
 
 
 def _entries(name: str, value: Tensor, mask: Tensor, groups: int) -> Tensor:
-    """Return the values that count for a metric, as float64: flat, or 0-d if the metric is a single number.
-    Raises ValueError for a shape that does not fit."""
+    """Return the values that count for a metric as float64, flat, or 0-d if the metric is a single number.
+    Raises ValueError for a shape that doesn't fit."""
     value = value.double()
     if value.dim() == 0:
         return value
@@ -116,7 +119,8 @@ def _entries(name: str, value: Tensor, mask: Tensor, groups: int) -> Tensor:
 
 
 def _totals(entries: Tensor, weight: int) -> Tensor:
-    """Return the totals of a metric's values, float64 [4]: sum, weight, maximum, number of missing values."""
+    """Return the totals of a metric's values, float64 [4]: sum, weight, maximum, and number of missing
+    values."""
     present = ~entries.isnan()
     known = torch.where(present, entries, 0.0)
     lowest = torch.full((1,), -torch.inf, dtype=torch.float64, device=entries.device)

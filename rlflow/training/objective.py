@@ -1,5 +1,5 @@
-"""The objective that an update minimises: loss values averaged over a complete minibatch. The result is the
-same if the minibatch is computed in pieces."""
+"""The objective that an update minimises: loss values averaged over a whole minibatch. Computing the
+minibatch in pieces gives the same result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Means = Mean | tuple[Mean, ...]  # for one loss, or for each of several losses i
 
 @dataclass(frozen=True)
 class New:
-    """The quantities that the model computes for a loss. A quantity that the loss does not use is None."""
+    """What the model computes for a loss. Quantities that the loss doesn't use are None."""
 
     logprobs: Tensor | None = None  # [rows, T]
     entropy: Tensor | None = None  # [rows, T]
@@ -23,8 +23,8 @@ class New:
     scores: Tensor | None = None  # [rows]
 
     def rows(self, index: Tensor, width: int) -> New:
-        """Return the quantities of the rows with numbers ``index``, int64 [n]. Per-token quantities are cut
-        to ``width`` tokens."""
+        """Return the quantities of the rows with these indices, int64 [n], with per-token quantities cut to
+        ``width`` tokens."""
         return New(
             **{
                 name: None if x is None else x[index, :width] if x.dim() == 2 else x[index]
@@ -35,8 +35,8 @@ class New:
 
 @dataclass(frozen=True)
 class MinibatchTotals:
-    """Token and row counts of a complete minibatch over all ranks. They determine the divisors of the
-    objective. If there are several losses, each loss has its own counts."""
+    """Token and row counts of a whole minibatch over all ranks, from which the objective's divisors follow.
+    Each loss has counts of its own if there are several."""
 
     tokens: int  # tokens under the mask
     rows: int  # rows with at least one token under the mask
@@ -44,13 +44,16 @@ class MinibatchTotals:
 
     @staticmethod
     def of(counts: Tensor, own: Tensor | None = None) -> MinibatchTotals:
-        """Return the totals of a minibatch. counts: int64 [rows], the number of tokens under the mask in each
-        row. own: bool [rows, losses], whether a loss uses a row; None if there is only one loss."""
+        """Compute a minibatch's totals.
+
+        counts: int64 [rows], the number of tokens under the mask in each row. own: bool [rows, losses], which
+        losses use which rows, or None if there's only one loss.
+        """
         parts = [_totals(counts * rows) for rows in own.unbind(1)] if own is not None else []
         return MinibatchTotals(*_totals(counts), tuple(parts))
 
     def of_loss(self, number: int) -> MinibatchTotals:
-        """Return the totals of the rows that the loss with this number uses."""
+        """Return the totals of the rows used by the loss with this number."""
         return MinibatchTotals(*self.parts[number]) if self.parts else self
 
 
@@ -59,10 +62,10 @@ def _totals(counts: Tensor) -> tuple[int, int]:
 
 
 def row_weights(counts: Tensor, mean: Mean, totals: MinibatchTotals) -> Tensor:
-    """Return float64 [rows]: the factor by which each loss value of a row is multiplied in the objective.
+    """Return the factor by which each loss value of a row is multiplied in the objective, float64 [rows].
 
     counts: int64 [rows], the number of tokens under the mask in each row. mean: how the loss is averaged. A
-    row without a token under the mask gets 0, and no divisor counts it.
+    row without any token under the mask gets 0 and isn't counted in any divisor.
     """
     present = (counts > 0).double()
     if mean == "tokens":
@@ -75,10 +78,10 @@ def row_weights(counts: Tensor, mean: Mean, totals: MinibatchTotals) -> Tensor:
 
 
 def weighted_sum(value: Tensor, mask: Tensor, weights: Tensor, mean: Mean) -> Tensor:
-    """Return what these rows contribute to the objective, 0-d float64.
+    """Return what these rows contribute to the objective, as 0-d float64.
 
-    value: the result of the loss, [rows, T] or [rows]. mask: bool [rows, T]. weights: float64 [rows], from
-    ``row_weights``. Raises ValueError if ``mean`` does not fit the shape of ``value``.
+    value: the loss values, [rows, T] or [rows]. mask: bool [rows, T]. weights: float64 [rows], from
+    ``row_weights``. Raises ValueError if ``mean`` doesn't fit the shape of ``value``.
     """
     check_shape(value, mask, mean)
     inside = mask if value.dim() == 2 else weights > 0
@@ -87,8 +90,8 @@ def weighted_sum(value: Tensor, mask: Tensor, weights: Tensor, mean: Mean) -> Te
 
 
 def check_mean(mean: Means) -> None:
-    """Raise ValueError if ``mean`` is neither the name of an average nor a number above 0. A tuple is checked
-    item by item."""
+    """Raise ValueError unless ``mean`` is the name of an average or a number above 0. In a tuple, each item
+    is checked."""
     if isinstance(mean, tuple):
         for each in mean:
             check_mean(each)
@@ -100,8 +103,8 @@ def check_mean(mean: Means) -> None:
 
 
 def check_shape(value: Tensor, mask: Tensor, mean: Mean) -> None:
-    """Raise ValueError if ``mean`` does not fit the shape of a loss value. Values per row, [rows], need
-    'rows' or a number. Values per token, [rows, T], need 'tokens', 'row-tokens' or a number."""
+    """Raise ValueError if ``mean`` doesn't fit the shape of a loss value. Values per row, [rows], need 'rows'
+    or a number; values per token, [rows, T], need 'tokens', 'row-tokens' or a number."""
     if value.shape not in (mask.shape, mask.shape[:1]):
         raise ValueError(
             f"loss: found a value of shape {list(value.shape)}, expected one number per token "

@@ -1,4 +1,4 @@
-"""The ranks that train one model together: the ranks of a torch process group, or this process alone."""
+"""The ranks that train one model together, either those of a torch process group or this process alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUCKET = 64 << 20  # bytes of gradients in one all-reduce
 
 @dataclass(frozen=True)
 class Peers:
-    """The ranks that train one model together, and the sums over these ranks."""
+    """The ranks that train one model together. Computes sums over them."""
 
     # torch's group of the data-parallel ranks; None: the default group, or this process alone if there is no
     # default group
@@ -25,23 +25,24 @@ class Peers:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks; 1 for this process alone."""
+        """The number of ranks, which is 1 for this process alone."""
         if self.group is not None:
             return int(self.group.size())
         return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Return the sum of ``numbers`` over all ranks. If there is only one rank, returns ``numbers``
-        itself."""
+        """Return the sum of ``numbers`` over all ranks, or ``numbers`` itself if there is only one."""
         if self.ranks > 1:
             numbers = numbers.clone()
             dist.all_reduce(numbers, group=self.group)
         return numbers
 
     def idle(self, count: int, device: torch.device) -> int:
-        """Return the number of extra micro-batches that this rank must join without rows. This is the largest
-        ``count`` of all ranks minus this rank's ``count``, the number of its own micro-batches. It is 0
-        without lockstep."""
+        """Return how many micro-batches this rank must join without rows of its own: the largest ``count`` of
+        any rank minus this rank's. Always 0 without lockstep.
+
+        count: how many micro-batches this rank has.
+        """
         if self.ranks == 1 or not self.lockstep:
             return 0
         most = torch.tensor(count, device=device)
@@ -49,8 +50,7 @@ class Peers:
         return int(most) - count
 
     def add_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Replace the gradient of each parameter with its sum over all ranks. A missing gradient counts as
-        0."""
+        """Replace each parameter's gradient with its sum over all ranks. A missing gradient counts as 0."""
         if self.ranks == 1:
             return
         for bucket in _buckets(parameters):
@@ -67,8 +67,8 @@ class Peers:
 
 
 def _buckets(parameters: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Yield lists of parameters of one dtype and of at most BUCKET bytes. A parameter that is larger than
-    BUCKET is alone in its list."""
+    """Yield lists of parameters with the same dtype and at most BUCKET bytes in total. A parameter larger
+    than BUCKET gets its own list."""
     bucket: list[Tensor] = []
     for parameter in parameters:
         if bucket and (

@@ -1,5 +1,5 @@
-"""Group rows whose prompts begin with the same tokens into families. A trainer runs the shared prefix of a
-family through the model once."""
+"""Group rows whose prompts begin with the same tokens into families, so that a trainer runs the shared prefix
+of each family through the model only once."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ LEAST = 4  # shorter prefixes are not worth sharing
 
 @dataclass(frozen=True)
 class Family:
-    """A family: the ascending numbers of rows whose prompts share their first ``shared`` tokens. Every prompt
-    has at least one token after the shared prefix. All rows without a shared prefix form one family with
-    ``shared`` 0."""
+    """Rows whose prompts share their first ``shared`` tokens, by index in ascending order.
+
+    Every prompt has at least one token after the shared prefix. All rows that share no prefix form one
+    family, with ``shared`` 0.
+    """
 
     rows: tuple[int, ...]
     shared: int
 
 
 def families(prompts: Data) -> list[Family]:
-    """Divide the rows of a prompt column into families, so that as few tokens as possible are computed.
-    Returns the families in the order of their first rows."""
+    """Group the rows of a prompt column into families such that as few tokens as possible are computed.
+    Families are ordered by their first row."""
     rows_of: dict[bytes, list[int]] = {}
     for row, tokens in enumerate(prompts.split()):
         # big-endian bytes sort in the order of the tokens
@@ -51,12 +53,12 @@ def families(prompts: Data) -> list[Family]:
 
 
 def _cut(prompts: Sequence[np.ndarray], counts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Divide sorted, distinct prompts into consecutive runs, so that sharing the prefix of each run saves the
-    most tokens. Yields (first prompt, end, number of shared tokens) of each run.
+    """Split sorted, distinct prompts into consecutive runs such that sharing each run's prefix saves the most
+    tokens. Yields (first prompt, end, number of shared tokens) for each run.
 
-    counts: the number of rows of each prompt. In a run with n rows, the shared tokens are computed once
-    instead of n times. The method is dynamic programming: the best division of the first prompts extends the
-    best division of fewer prompts.
+    counts: the number of rows per prompt. In a run with n rows, shared tokens are computed once rather than n
+    times. This uses dynamic programming: the best split of the first prompts extends the best split of fewer
+    prompts.
     """
     before = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     with_next = np.array([_common(one, other) for one, other in itertools.pairwise(prompts)], dtype=np.int64)
@@ -76,19 +78,19 @@ def _cut(prompts: Sequence[np.ndarray], counts: Sequence[int]) -> Iterator[tuple
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Return the length of the common prefix of two prompts. At least the last token of each prompt is
-    excluded."""
+    """Return the length of the common prefix of two prompts, not counting the last token of either."""
     most = min(len(one), len(other))
     differ = (one[:most] != other[:most]).nonzero()[0]
     return min(int(differ[0]) if len(differ) else most, most - 1)
 
 
 def packed_microbatches(batch: Batch, units: Sequence[Tensor], *, tokens: int) -> Iterator[list[Tensor]]:
-    """Yield the units of each micro-batch. A unit has the numbers of rows that must stay together: a row, or
-    a group. Units of the same family (rows whose prompts begin with the same tokens) are adjacent.
+    """Yield the units of each micro-batch, keeping units of the same family (rows whose prompts begin with
+    the same tokens) next to each other. A unit is a tensor of row indices that must stay together: a row or a
+    group.
 
-    A micro-batch has at most ``tokens`` tokens, or consists of a single unit. The shared prefix of a family
-    counts once per micro-batch. The other tokens of each row count in full.
+    A micro-batch has at most ``tokens`` tokens, or a single unit. A family's shared prefix counts once per
+    micro-batch, and the other tokens of each row count in full.
     """
     rows = torch.cat(list(units)) if units else torch.zeros(0, dtype=torch.int64)
     prompts = batch.data["prompt_tokens"].take(rows, batch.axis)

@@ -1,10 +1,10 @@
-"""Read model folders: config, tokenizer, and weights as safetensors. Nothing in this module runs code from
-the folder or unpickles data.
+"""Read model folders: configs, tokenizers, and weights as safetensors, without running code from the folder
+or unpickling anything.
 
-rlflow loads configs, tokenizers and models only through this module, because the defaults of transformers are
-unsafe. By default, transformers runs Python files that a config names under ``auto_map`` if a user answers y
-on standard input. If there are no safetensors, transformers unpickles the weights. It also fetches and runs
-an attention kernel that a config names.
+rlflow loads configs, tokenizers and models only through this module, because transformers' defaults are
+unsafe. By default, it runs Python files that a config names under ``auto_map`` if a user answers y on
+standard input, it unpickles weights if there are no safetensors, and it fetches and runs any attention kernel
+that a config names.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def read_config(folder: Path, **options: Any) -> Any:
-    """Return the transformers config of a model folder; ``options`` are passed to transformers. Raises
-    PlanError if ``check`` refuses the folder, or if the model needs code from the folder."""
+    """Load a model folder's config with transformers, passing on ``options``. Raises PlanError if ``check``
+    refuses the folder, or if the model needs code from it."""
     from transformers import AutoConfig
 
     check(folder)
@@ -44,25 +44,29 @@ def read_config(folder: Path, **options: Any) -> Any:
 
 
 class Boundary(NamedTuple):
-    """The row length at which a model's rotary frequencies change. If a batch has a row with more than
-    ``tokens`` tokens, all rows of the batch get different frequencies. If ``grows`` is True, the frequencies
-    change again with each longer row."""
+    """The row length at which a model's rotary frequencies change.
+
+    If any row of a batch has more than ``tokens`` tokens, all rows of the batch get different frequencies. If
+    ``grows``, every longer row changes them again.
+    """
 
     tokens: int
     grows: bool
 
     def reach(self, longest: int) -> int | None:
-        """Return the largest row length for which the frequencies are the same as in a batch whose longest
-        row has ``longest`` tokens. None means that there is no limit."""
+        """Return the largest row length that has the same frequencies as a batch whose longest row has
+        ``longest`` tokens, or None if there's no limit."""
         if longest <= self.tokens:
             return self.tokens
         return longest if self.grows else None
 
 
 def length_boundaries(config: Any) -> dict[str | None, Boundary]:
-    """Return the row length at which the rotary frequencies of each kind of layer change. The key None stands
-    for all layers. Only the rope types longrope and dynamic have such a boundary. The result is empty if the
-    model's frequencies never change."""
+    """For each kind of layer, return the row length at which its rotary frequencies change. The key None
+    stands for all layers.
+
+    Only the rope types longrope and dynamic have such a boundary, so for most models the result is empty.
+    """
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None)
     if not isinstance(rope, dict):
@@ -84,8 +88,8 @@ def _boundary(config: Any, rope: dict[str, Any]) -> Boundary | None:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of a model folder. Raises PlanError if it needs code from the folder. Other errors
-    of transformers are raised unchanged."""
+    """Load a model folder's tokenizer. Raises PlanError if it needs code from the folder; other errors from
+    transformers are passed through."""
     from transformers import AutoTokenizer
 
     refuse_folder_code()
@@ -98,16 +102,19 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def read_generation_config(folder: Path) -> Any:
-    """Return the generation config of a model folder, which has end tokens and sampling defaults."""
+    """Return a model folder's generation config, with its end tokens and sampling defaults."""
     from transformers import GenerationConfig
 
     return GenerationConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def read_model(kind: Any, folder: Path, **options: Any) -> Any:
-    """Load a model of the Auto class ``kind``, such as AutoModelForCausalLM; ``options`` are passed to
-    ``from_pretrained``. With ``output_loading_info``, returns a pair of the model and the loading
-    information. Raises PlanError if ``check`` refuses the folder, or if the model needs code from it."""
+    """Load a model of the Auto class ``kind``, such as AutoModelForCausalLM, passing ``options`` on to
+    ``from_pretrained``.
+
+    With ``output_loading_info``, returns the model and the loading information as a pair. Raises PlanError if
+    ``check`` refuses the folder, or if the model needs code from it.
+    """
     check(folder)
     refuse_folder_code()
     try:
@@ -121,14 +128,14 @@ def read_model(kind: Any, folder: Path, **options: Any) -> Any:
 
 
 def empty_model(kind: Any, config: Any, dtype: Any) -> Any:
-    """Return a model of the Auto class ``kind`` for a config, with random weights. Nothing is loaded."""
+    """Create a model of the Auto class ``kind`` from a config, with random weights. Nothing is loaded."""
     refuse_folder_code()
     return kind.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def read_templates(folder: Path) -> dict[str, str]:
-    """Return name → chat template, without loading the tokenizer. As in transformers, template files take
-    precedence over the tokenizer config. A template without a name gets the name "default"."""
+    """Return chat templates by name, without loading the tokenizer. As in transformers, template files take
+    precedence over the tokenizer config. A template without a name is called "default"."""
     files = {"default": folder / TEMPLATE} | {
         path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja"))
     }
@@ -143,9 +150,11 @@ def read_templates(folder: Path) -> dict[str, str]:
 
 
 def read_special_tokens(folder: Path) -> dict[str, str]:
-    """Return name → text of the special tokens, such as ``eos_token``, from the files of the folder. If the
-    files do not define a usual name, its text is empty. The tokenizer's class is not loaded, and may define
-    more tokens."""
+    """Return the special tokens by name, such as ``eos_token``, from the folder's files. The usual names are
+    always present, with empty text if the files don't define them.
+
+    The tokenizer's class, which may define more tokens, isn't loaded.
+    """
     named = {**read_object(folder / TOKENS), **read_object(folder / TOKENIZER)}
     texts = {
         name: value.get("content") if isinstance(value, dict) else value
@@ -156,8 +165,8 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 def read_added_tokens(folder: Path) -> dict[str, int]:
-    """Return text → id of the added tokens, including control tokens, from the files of the folder. The
-    tokenizer's class is not loaded, and may define more tokens."""
+    """Return the ids of added tokens, including control tokens, by their text, from the folder's files. The
+    tokenizer's class, which may define more tokens, isn't loaded."""
     decoder = read_object(folder / TOKENIZER).get("added_tokens_decoder")
     listed = read_object(folder / VOCABULARY).get("added_tokens")
     named = decoder if isinstance(decoder, dict) else {}
@@ -171,21 +180,22 @@ def read_added_tokens(folder: Path) -> dict[str, int]:
 
 
 def read_tokenizer_file(folder: Path) -> dict[str, Any]:
-    """Return the content of tokenizer.json; an empty object if the file is missing. No tokenizer is made."""
+    """Return the contents of tokenizer.json, or an empty object if there is no such file. No tokenizer is
+    created."""
     return read_object(folder / VOCABULARY)
 
 
 def read_vocabulary_size(folder: Path) -> int | None:
-    """Return ``vocab_size`` from the config. If the config does not name it, returns None; the model's class
-    then determines the size."""
+    """Return ``vocab_size`` from the config, or None if it isn't there and the size is up to the model's
+    class."""
     config = read_object(folder / CONFIG)
     sizes = (part.get("vocab_size") for part in (config.get("text_config"), config) if isinstance(part, dict))
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return file name → ids of end tokens, for the generation config and the config. If neither names an end
-    token, the entry of the config has the default of the model's class in transformers."""
+    """Return the ids of end tokens by file, for the generation config and the config. If neither names an end
+    token, the config's entry has the default of the model's class in transformers."""
     config = read_object(folder / CONFIG)
     parts: dict[str, list[Any]] = {
         GENERATION: [read_object(folder / GENERATION)],
@@ -201,7 +211,7 @@ def read_end_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _given(folder: Path) -> tuple[int, ...]:
-    """Return the default end tokens of the model's class; () if the config cannot be loaded."""
+    """Return the default end tokens of the model's class, or () if the config can't be loaded."""
     try:
         config = read_config(folder)
     except Exception:  # loading the model reports the error
@@ -227,17 +237,19 @@ def parses_responses(folder: Path) -> bool:
 
 
 def refuse_folder_code() -> None:
-    """Make transformers refuse code from model folders in this process. Without this call, transformers asks
-    on standard input whether to run the code."""
+    """Make transformers refuse code from model folders in this process. Otherwise, it asks on standard input
+    whether to run the code."""
     from transformers import dynamic_module_utils
 
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 
 def check(folder: Path) -> None:
-    """Check a model folder before anything is loaded. Raises PlanError in these cases: a config is damaged,
-    the model needs code from the folder, the weights are pickles or an adapter, or the config names code to
-    fetch."""
+    """Check a model folder before anything is loaded.
+
+    Raises PlanError if a config is damaged or names code to fetch, if the model needs code from the folder,
+    or if the weights are pickles or an adapter.
+    """
     from transformers import CONFIG_MAPPING
 
     for file in (folder / name for name in (CONFIG, GENERATION)):
@@ -279,8 +291,8 @@ def check(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> None:
-    """Raise PlanError if the only weights in the folder are pickles. If a folder has no weights at all,
-    transformers reports this later."""
+    """Raise PlanError if the folder's only weights are pickles. If there are no weights at all, transformers
+    reports this later."""
     named = [
         text for _, value in _entries(read_object(folder / INDEX).get("weight_map")) for text in _texts(value)
     ]
@@ -299,8 +311,8 @@ def _check_weights(folder: Path) -> None:
 
 
 def _conversion(folder: Path) -> str:
-    """Return a remedy text with a command that converts pickled weights to safetensors. The command unpickles
-    the weights, so the text restricts it to folders that the user trusts."""
+    """Return a remedy with a command that converts pickled weights to safetensors. Since it unpickles them,
+    the text says to run it only on folders that the user trusts."""
     names = read_object(folder / CONFIG).get("architectures")
     scores = isinstance(names, list) and any(
         str(name).endswith("ForSequenceClassification") for name in names
@@ -315,9 +327,8 @@ def _conversion(folder: Path) -> str:
 
 
 def named_code(folder: Path) -> list[str]:
-    """Return the Python code that the folder's configs name, such as ``AutoConfig: modeling.OwnConfig``. The
-    code may be in the folder or elsewhere. A model that transformers itself supports does not need this
-    code."""
+    """Return the Python code named by the folder's configs, such as ``AutoConfig: modeling.OwnConfig``. It
+    may be in the folder or elsewhere. Models that transformers supports don't need it."""
     places = [
         f"{name}: {', '.join(_texts(value))}"
         for file in (CONFIG, TOKENIZER)
@@ -327,20 +338,20 @@ def named_code(folder: Path) -> list[str]:
 
 
 def _mapped(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (Auto class, code) for each entry of ``auto_map`` in a config file. In older tokenizer configs,
-    ``auto_map`` is a list."""
+    """Yield (Auto class, code) for each entry of a config file's ``auto_map``, which is a list in older
+    tokenizer configs."""
     own = read_object(file).get("auto_map")
     yield from own.items() if isinstance(own, dict) else [("AutoTokenizer", own)] if own else []
 
 
 def _wants_code(folder: Path, file: str, kind: str, error: Exception) -> PlanError | None:
-    """Return the PlanError to raise if loading failed because the model needs code from the folder; None if
-    the folder names no code for the Auto class ``kind``."""
+    """Return the PlanError to raise if loading failed because the model needs code from the folder, or None
+    if the folder names no code for the Auto class ``kind``."""
     return None if isinstance(error, PlanError | OSError) else _code(folder, file, kind)
 
 
 def _code(folder: Path, file: str, kind: str) -> PlanError | None:
-    """Return the PlanError for code that the folder names for the Auto class ``kind``; None if it names
+    """Return the PlanError for code that the folder names for the Auto class ``kind``, or None if there is
     none."""
     named = [f"{kind}: {', '.join(_texts(value))}" for name, value in _mapped(folder / file) if name == kind]
     if not named:
@@ -355,14 +366,14 @@ def _code(folder: Path, file: str, kind: str) -> PlanError | None:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. If the file is missing, is damaged or has another JSON value, returns
-    an empty object; other checks report damaged files."""
+    """Return the JSON object in a file. A file that is missing, is damaged or holds another JSON value gives
+    an empty object, because other checks report damaged files."""
     content = _parsed(file)
     return content if isinstance(content, dict) else {}
 
 
 def _parsed(file: Path) -> Any:
-    """Return the JSON value in a file. If the file is missing or cannot be parsed, returns None."""
+    """Return the JSON value in a file, or None if the file is missing or can't be parsed."""
     try:
         return json.loads(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
@@ -370,7 +381,7 @@ def _parsed(file: Path) -> Any:
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the key and the value of each entry of a JSON object and of all objects inside it."""
+    """Yield the key and value of each entry of a JSON object and of all objects nested in it."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -380,6 +391,6 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _texts(value: Any) -> list[str]:
-    """Return all strings in ``value``: the value itself, or the items of a list or an object."""
+    """Return the strings in ``value``: the value itself, or the items of a list or object."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
     return [item for item in inner if isinstance(item, str)]

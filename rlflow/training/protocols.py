@@ -1,13 +1,11 @@
-"""The two protocols of a backend, and its optional protocols.
+"""The two protocols that a backend implements, and the optional ones.
 
-A backend is one module in ``backends/`` that defines ``Trainer``, ``Generator`` or both. Each class has a
-frozen dataclass ``Settings``, whose fields are the user's options (``--ROLE.NAME``). Every field has a
-comment.
+A backend is a module in ``backends/`` that defines ``Trainer``, ``Generator`` or both. Each class has a
+frozen dataclass ``Settings``, whose fields are the user's options (``--ROLE.NAME``), each with a comment.
 
-A class declares an ability beyond its protocol in one of two ways: with a field of its ``Capabilities``, or
-with the methods of an optional protocol below. rlflow checks optional protocols with ``issubclass`` or
-``isinstance``. If a class inherits the methods of an optional protocol but does not support it, the class
-sets one of these methods to None.
+A class declares abilities beyond its protocol through the fields of its ``Capabilities`` or through the
+methods of an optional protocol below, which rlflow checks with ``issubclass`` or ``isinstance``. A class that
+inherits these methods but doesn't support them sets one of them to None.
 """
 
 from __future__ import annotations
@@ -55,8 +53,8 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a trainer or generator supports beyond its protocol, and what it needs. The values depend on the
-    class and its settings."""
+    """What a trainer or generator needs, and what it supports beyond its protocol. This depends on the class
+    and its settings."""
 
     tensor: int = 1  # number of adjacent ranks that get the same rows and process these rows together
     # True if every rank of the pool must make each call, even without rows, in the same order, because each
@@ -92,8 +90,8 @@ class Capabilities:
 
 @runtime_checkable
 class Declares(Protocol):
-    """A class that declares its capabilities. A subclass with different capabilities calls
-    ``super().capabilities`` and replaces fields of the result."""
+    """A class that declares its capabilities. A subclass with different ones calls ``super().capabilities``
+    and replaces fields of the result."""
 
     def capabilities(self, settings: Any, device: str) -> Capabilities:
         """Return what the class supports with these settings on this device, ``cpu`` or ``cuda``. This is a
@@ -102,7 +100,7 @@ class Declares(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """The options of ``generate``: number of samples, lengths, temperature and other sampling settings."""
+    """Options of ``generate``, such as the number of samples, lengths and temperature."""
 
     samples: int = 1  # responses per prompt
     max_tokens: int = 16  # longest response
@@ -120,11 +118,11 @@ class Sampling:
     lengths: tuple[int, ...] = ()
 
     def of_rows(self, keys: Tensor) -> list[Sampling]:
-        """Return the sampling options of each row. ``keys``: the paths of the rows (``Axis.keys``).
+        """Return the sampling options of each row. ``keys`` are the paths of the rows (``Axis.keys``).
 
         Without ``lengths``, all rows have the same options. With ``lengths``, each row must have exactly the
-        number of tokens that ``lengths`` lists for it. The list has one number per row, in the order of the
-        data stream, and starts again after its last number.
+        number of tokens listed for it. The list has one number per row, in the order of the data stream, and
+        repeats from the beginning when it runs out.
         """
         if not self.lengths:
             return [self] * len(keys)
@@ -137,8 +135,8 @@ class Sampling:
 
 
 def as_long(rows: Batch, sampling: Sampling) -> Batch:
-    """Raise ValueError if rows do not have the lengths that ``sampling.lengths`` prescribes; otherwise return
-    ``rows`` unchanged."""
+    """Return ``rows`` unchanged, or raise ValueError if they don't have the lengths required by
+    ``sampling.lengths``."""
     if sampling.lengths:
         lengths = rows.data["tokens"].row_lengths
         expected = [each.max_tokens for each in sampling.of_rows(rows.axis.keys)]
@@ -151,15 +149,15 @@ def as_long(rows: Batch, sampling: Sampling) -> Batch:
 
 
 class Trainer(Protocol):
-    """Holds the weights of one model and trains them. Each rank has one instance."""
+    """Holds one model's weights and trains them. Each rank has one instance."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
-        """Run a forward pass, and return the columns in ``want`` on the axis of ``batch``. ``logprobs``,
-        ``entropy`` and ``values`` have one number per token; ``scores`` has one number per row.
+        """Run a forward pass and return the columns in ``want`` on the axis of ``batch``.
 
-        Reads the columns prompt_tokens, tokens and, if present, temperature.
+        ``logprobs``, ``entropy`` and ``values`` have one number per token, ``scores`` one per row. Reads
+        prompt_tokens, tokens and, if present, temperature.
         """
 
     def update(
@@ -173,151 +171,158 @@ class Trainer(Protocol):
         seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
-        """Train on ``batch`` with ``loss`` for ``epochs`` epochs. Returns metrics by name.
-
-        minibatch: rows per optimizer step; None for all rows. mean: how loss values are averaged. seed:
-        determines the order of the rows. settings: keyword arguments of the loss. A metric is a mean, or a
+        """Train on ``batch`` with ``loss`` for ``epochs`` epochs. Returns metrics by name, each a mean, or a
         maximum if its name ends in ``_max``.
+
+        minibatch: rows per optimizer step, or None for all. mean: how loss values are averaged. seed:
+        determines the order of the rows. settings: keyword arguments of the loss.
         """
 
     def update_shares(
         self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
     ) -> Learned:
-        """Take part in an update over several ranks. ``batch`` has this rank's rows. ``shares`` has this
-        rank's share of each optimizer step, which may be empty. Every rank takes every step. Gradients are
-        summed over the ranks of torch's default group."""
+        """Take part in an update across several ranks.
+
+        ``batch`` has this rank's rows, and ``shares`` has its share of each optimizer step, which may be
+        empty. Every rank takes every step. Gradients are summed over the ranks of torch's default group.
+        """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, tensor) for each weight of the language model. rlflow's own heads are not
-        included."""
+        """Yield the language model's weights with their Hugging Face names. rlflow's own heads are left
+        out."""
 
     def save(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder."""
 
     def load(self, folder: Path) -> None:
-        """Load weights from a folder that ``save`` wrote."""
+        """Load weights from a folder written by ``save``."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return name → tensor for everything that a bit-equal continuation needs: ``parameters/NAME``, the
-        optimizer state, and ``steps``. The tensors are live, not copies."""
+        """Return everything needed to continue bit for bit, by name: ``parameters/NAME``, the optimizer
+        state, and ``steps``. The tensors are live, not copies."""
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Load a state that ``state`` returned earlier."""
+        """Restore a state returned by ``state``."""
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of these parts. Without arguments, free all ``movable`` parts.
+        """Free the memory of these parts, or of all ``movable`` ones if none are given.
 
-        A freed part must not be used before ``wake``. Views that ``pieces`` returned stay valid, because
-        storages are emptied and later filled again.
+        A freed part can't be used before ``wake``. Views returned by ``pieces`` stay valid, because storages
+        are emptied and later filled again.
         """
 
     def wake(self, *parts: str) -> None:
-        """Restore these freed parts bit for bit. Without arguments, restore all freed parts."""
+        """Restore these freed parts bit for bit, or all of them if none are given."""
 
 
 @runtime_checkable
 class ForwardsAhead(Protocol):
-    """A trainer that can keep the autograd graph of a forward pass for its next update."""
+    """A trainer that can keep a forward pass's autograd graph for its next update."""
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
-        """Return the result of ``forward``, and keep the data that the next update needs from this pass.
-        rlflow calls this instead of ``forward`` if the first optimizer step of the role's next update uses
-        all these rows."""
+        """Run ``forward``, and keep whatever the next update needs from this pass. rlflow calls this instead
+        of ``forward`` if all these rows are used in the first optimizer step of the role's next update."""
 
 
 @runtime_checkable
 class ResizesPasses(Protocol):
-    """A trainer that can reduce the number of tokens in a forward or backward pass."""
+    """A trainer that can limit the number of tokens in a forward or backward pass."""
 
     def resize_passes(self, tokens: int) -> int:
-        """Set the maximum number of tokens in a forward or backward pass. Returns the previous maximum."""
+        """Limit forward and backward passes to ``tokens`` tokens, and return the previous limit."""
 
 
 @runtime_checkable
 class ShowsPieces(Protocol):
-    """A trainer that shows which boxes of its weights each rank holds, so that a plan can transfer them."""
+    """A trainer that shows which boxes of its weights each rank holds, so a plan can transfer them."""
 
     def pieces(self) -> Mapping[str, TensorViews] | None:
-        """Return Hugging Face name → views of this rank's boxes, for each tensor of ``weights``. The views
-        show live memory, and nothing is gathered. Returns None if ``weights`` yields tensors other than the
-        trained ones, as with adapters."""
+        """For each tensor of ``weights``, return views of this rank's boxes, by Hugging Face name.
+
+        The views show live memory, and nothing is gathered. Returns None if ``weights`` doesn't yield the
+        trained tensors themselves, as with adapters.
+        """
 
 
 class Generator(Protocol):
-    """Samples with a copy of the weights that a trainer trains."""
+    """Samples responses with a copy of the weights that a trainer trains."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
-        """Sample ``sampling.samples`` responses to each prompt.
+        """Sample ``sampling.samples`` responses to each prompt. ``seeds`` has one number per response.
 
         Returns tokens, mask, completion, finish, sampled_logprobs, temperature and policy_version on the axis
-        ``prompts.axis.repeat(samples)``. ``seeds`` has one number for each of these rows. The tokens of a row
-        depend only on its prompt, its seed and the weights. A smaller ``max_tokens`` cuts the same row off
-        earlier. Raises PlanError before sampling if the model has too few positions for a prompt and
-        ``max_tokens``.
+        ``prompts.axis.repeat(samples)``. A row's tokens depend only on its prompt, its seed and the weights,
+        and a smaller ``max_tokens`` cuts the same tokens off earlier. Raises PlanError before sampling if the
+        model doesn't have enough positions for a prompt and ``max_tokens``.
         """
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights. ``weights`` yields (Hugging Face name, tensor). ``version`` is the number of
-        updates that the new weights contain."""
+        """Replace the weights with new ones, given as (Hugging Face name, tensor) pairs. ``version`` is the
+        number of updates that they contain."""
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of these parts (weights, cache), as ``Trainer.sleep`` does."""
+        """Free the memory of these parts (weights, cache), like ``Trainer.sleep``."""
 
     def wake(self, *parts: str) -> None:
-        """Restore these freed parts, as ``Trainer.wake`` does."""
+        """Restore these freed parts, like ``Trainer.wake``."""
 
 
 @runtime_checkable
 class GivesChunks(Protocol):
-    """A generator that returns rows in chunks, before all rows have ended."""
+    """A generator that can return rows in chunks before all rows have ended."""
 
     def generate_chunks(
         self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int
     ) -> Iterator[Batch]:
-        """Yield rows that are bit-for-bit identical to the rows of ``generate``, in ``chunks`` batches. Each
-        batch is yielded as soon as all its rows have ended.
+        """Yield the rows of ``generate``, bit for bit the same, in ``chunks`` batches, each as soon as all
+        its rows have ended.
 
-        The axis of a batch is a selection from ``prompts.axis.repeat(samples)``. The sampled tokens determine
-        which rows are in a chunk; timing never does. ``rlflow.training.chunks`` divides the rows.
+        The axis of a batch is a selection from ``prompts.axis.repeat(samples)``. Which rows are in a chunk
+        depends only on the sampled tokens, never on timing. Use ``rlflow.training.chunks`` to split the rows.
         """
 
 
 @runtime_checkable
 class ScoresTokens(Protocol):
-    """A generator that can compute log-probs of tokens that it did not sample."""
+    """A generator that can compute log-probs of tokens it didn't sample."""
 
     def logprobs(self, batch: Batch) -> Batch:
-        """Return the column ``logprobs`` of the given tokens under the generator's weights, in the form of
-        ``Trainer.forward``."""
+        """Return the column ``logprobs`` of the given tokens under the generator's weights, in the same form
+        as ``Trainer.forward``."""
 
 
 @runtime_checkable
 class SharesWeights(Protocol):
-    """A generator that can sample with a trainer's own tensors. A class that implements this must also set
-    ``Capabilities.shares``. Having ``share`` is not enough, because a subclass may inherit ``share`` but
-    override ``receive``."""
+    """A generator that can sample with a trainer's own tensors.
+
+    A class that implements this must also set ``Capabilities.shares``. Having ``share`` isn't enough, because
+    a subclass may inherit it and override ``receive``.
+    """
 
     def share(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """From now on, sample with these tensors themselves, in their dtype. A trainer in the same process
-        trains them. After each update, rlflow still calls ``receive``, but the generator then already has the
-        new weights."""
+        """Sample directly with these tensors from now on, in their dtype. They are trained by a trainer in
+        the same process.
+
+        rlflow still calls ``receive`` after each update, although the generator already uses the new weights
+        by then.
+        """
 
 
 @runtime_checkable
 class ShowsDestinations(Protocol):
-    """A generator that shows where its memory holds each weight, so that a transfer plan can write there."""
+    """A generator that shows where in its memory each weight is, so a transfer plan can write there."""
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """Return the places in the generator's memory to which each of these tensors must be written."""
+        """Return where in the generator's memory each of these tensors must be written."""
 
     def writing(self, version: int) -> AbstractContextManager[None]:
-        """Return a context in which the memory of ``destinations`` may be written. Inside the context,
-        sampling is blocked. After it, the weights have this version."""
+        """Let a ``with`` block write into the memory of ``destinations``, with sampling blocked. When the
+        block ends, the weights have this version."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Load weights with the engine's own loader. ``weights`` yields (Hugging Face name, tensor)."""
+        """Load weights, given as (Hugging Face name, tensor) pairs, with the engine's own loader."""
 
 
 Metrics = Mapping[str, float]

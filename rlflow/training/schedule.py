@@ -13,8 +13,8 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning-rate schedule: a linear warmup, then a constant, linear or cosine rate. Raises PlanError if
-    a falling rate has no ``total`` after the warmup."""
+    """A learning-rate schedule: a linear warmup followed by a constant, linear or cosine rate. Raises
+    PlanError if the rate is meant to fall but ``total`` leaves no steps after the warmup."""
 
     peak: float  # highest rate
     shape: Shape = "constant"  # shape of the curve after the warmup
@@ -32,7 +32,7 @@ class Schedule:
             )
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of the ``step``-th optimizer step, counted from 0."""
+        """Return the learning rate of optimizer step ``step``, counted from 0."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         if self.shape == "constant":
