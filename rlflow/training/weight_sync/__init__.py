@@ -1,9 +1,9 @@
-"""Move weights from the trainers' layout to the generators' layout, according to a plan that is made before
-any weights move.
+"""Move weights from the trainers' layout to the generators' layout, following a plan made before any weights
+move.
 
-The package has layouts, plans, transports, proofs and digests. It works in one process or between the ranks
-of a torch group. `rlflow.cluster.weights.sharded_models` and `rlflow.execution.local_engine` decide when weights
-move and between which pools.
+The package has layouts, plans, transports, proofs and digests. It works in a single process or between the
+ranks of a torch group. `rlflow.cluster.weights.sharded_models` and `rlflow.execution.local_engine` decide
+when weights move, and between which pools.
 
     source, target = join(held), join(needed)   # from the TensorShards of every rank, by tensor name
     plan = make_plan(source, target, node_of, bucket)   # pure: the same on every rank
@@ -22,7 +22,6 @@ For every engine, names and coordinates are those of the Hugging Face checkpoint
     execute     runs a plan on one rank
     verify      digests that do not depend on the layout
 
-``boxes``, ``layout``, ``kinds``, ``planner`` and ``transfer_plan`` do not import torch. You can add a
-transport in two ways: implement ``transport.Transport``, or carry messages from ``Resharder.pack`` to
-``Resharder.unpack``.
+``boxes``, ``layout``, ``kinds``, ``planner`` and ``transfer_plan`` don't import torch. To add a transport,
+implement ``transport.Transport``, or carry messages from ``Resharder.pack`` to ``Resharder.unpack`` yourself.
 """

@@ -9,22 +9,22 @@ Box = tuple[tuple[int, int], ...]
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """Return the box of all elements of a tensor with this shape."""
+    """Return the box that contains all elements of a tensor with this shape."""
     return tuple((0, size) for size in shape)
 
 
 def lengths(box: Box) -> tuple[int, ...]:
-    """Return the number of elements of the box along each dimension."""
+    """Return how many elements the box has along each dimension."""
     return tuple(high - low for low, high in box)
 
 
 def volume(box: Box) -> int:
-    """Return the number of elements of the box. The box of a scalar has 1."""
+    """Return how many elements the box has. The box of a scalar has 1."""
     return math.prod(max(0, high - low) for low, high in box)
 
 
 def overlap(one: Box, other: Box) -> Box:
-    """Return the box of the elements that are in both boxes. If there are none, its volume is 0."""
+    """Return the box of elements that both boxes contain. Its volume is 0 if there are none."""
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
@@ -36,13 +36,13 @@ def within(inner: Box, outer: Box) -> tuple[slice, ...]:
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Return True if the box ``outer`` has all elements of the box ``inner``."""
+    """Return True if the box ``outer`` contains all of the box ``inner``."""
     return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
 
 
 def flat_boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
-    """Return boxes that together have the elements ``start`` to ``stop`` (exclusive) of a tensor in row-major
-    order. There are at most 2 ndim - 1 boxes. Each box is contiguous in row-major order."""
+    """Return boxes that together contain elements ``start`` to ``stop`` (exclusive) of a tensor, in row-major
+    order. There are at most 2 ndim - 1 of them, and each is contiguous."""
     if stop <= start:
         return []
     if len(shape) <= 1:
@@ -62,7 +62,8 @@ def _in_row(shape: Sequence[int], row: int, start: int, stop: int) -> list[Box]:
 
 
 def chunk(size: int, index: int, parts: int) -> tuple[int, int]:
-    """Return the (start, stop) of chunk ``index`` if ``size`` elements are divided into ``parts`` chunks as
-    by ``torch.chunk``. Each chunk has ceil(size / parts) elements; the last chunks are shorter or empty."""
+    """Return (start, stop) of chunk ``index`` when ``size`` elements are split into ``parts`` chunks like
+    ``torch.chunk`` does. Each chunk has ceil(size / parts) elements, except that the last ones are shorter or
+    empty."""
     step = -(-size // parts)
     return min(index * step, size), min((index + 1) * step, size)

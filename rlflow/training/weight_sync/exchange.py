@@ -1,6 +1,6 @@
 """Exchange JSON values between the ranks of a torch group, with limits and checks.
 
-The sockets of a group are not authenticated. Received data are therefore never unpickled.
+A group's sockets aren't authenticated, so received data is never unpickled.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 def exchange(own: T, kind: TypeAdapter[T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Send this rank's value ``own`` to all ranks of the group, and return the values of all ranks in rank
-    order (an all-gather).
+    """Send ``own`` to all ranks of the group, and return the values of all ranks in rank order (an
+    all-gather).
 
     Every rank of the group must call this. Raises TransferError if a value is longer than LARGEST bytes or
-    does not have the type ``kind``.
+    isn't of the type ``kind``.
     """
     return [_decoded(rank, raw, kind) for rank, raw in enumerate(_gathered(kind.dump_json(own), group))]
 

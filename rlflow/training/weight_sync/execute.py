@@ -1,5 +1,5 @@
-"""Run a transfer plan on one rank. The plan is bound once to the rank's live memory, and runs after every
-update."""
+"""Run a transfer plan on one rank. The plan is bound to the rank's live memory once, and then runs after
+every update."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlflow.training.weight_sync.verify import Verifier
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """Pairs of tensors of this rank: a source and the destination to which it is copied."""
+    """Pairs of a source tensor and the destination it is copied to, both on this rank."""
 
     into: list[Tensor]
     out_of: list[Tensor]
@@ -33,19 +33,19 @@ class Copies:
         return Copies([into for into, _ in pairs], [out_of for _, out_of in pairs])
 
     def make(self) -> None:
-        """Copy every source into its destination, converted to the destination's dtype."""
+        """Copy every source to its destination, converting it to the destination's dtype."""
         if self.into:
             torch_private.copy_all(self.into, self.out_of)
 
 
 class Resharder:
-    """Moves weights from the ``source`` views of all ranks to the ``target`` views of all ranks. Every rank
-    makes its own Resharder from the same plan, and calls the same methods in the same order.
+    """Moves weights from the ``source`` views of all ranks to their ``target`` views. Every rank creates its
+    own Resharder from the same plan, and calls the same methods in the same order.
 
-    source: views of the weights that this rank holds. target: views of the memory that it must fill. If the
-    memory of ``source`` moves, call ``relocate``. If the memory of ``target`` moves, make a new Resharder.
-    buffers: with 2, the next bucket is packed while a bucket is sent; 1 takes half the memory. verify_every:
-    digests are compared after every ``verify_every``-th run; 0 means never.
+    source: views of the weights that this rank holds. If their memory moves, call ``relocate``. target: views
+    of the memory that it must fill. If this memory moves, create a new Resharder. buffers: with 2, the next
+    bucket is packed while another is being sent; 1 takes half the memory. verify_every: compare digests after
+    every ``verify_every``-th run, or never if 0.
     """
 
     def __init__(
@@ -79,9 +79,11 @@ class Resharder:
     # --------------------------------------------------------------------------------------------------------
 
     def run(self, version: int) -> None:
-        """Copy the trainers' current weights to every destination. ``version``: the version of these weights.
+        """Copy the trainers' current weights, which have this version, to every destination.
+
         Raises TransferError if ranks have different versions, if the number of received bytes differs from
-        the plan, or if a digest differs."""
+        the plan, or if a digest differs.
+        """
         before = self.transport.received
         if self.rounds:
             self._exchange(version)
@@ -105,7 +107,7 @@ class Resharder:
         self.transport.start(self._slot, self.rounds[index])
 
     def _take(self, index: int) -> None:
-        """Wait until bucket ``index`` has arrived, start the next bucket, and unpack bucket ``index``."""
+        """Wait until bucket ``index`` has arrived, start the next one, and then unpack bucket ``index``."""
         more, slot = index + 1 < len(self.rounds), self._slot
         self.transport.wait()
         if more and self.buffers > 1:
@@ -123,12 +125,12 @@ class Resharder:
             )
 
     def verify(self) -> None:
-        """Compare the digests of all destinations with the digests of the trainers' weights. Every rank must
-        call this. Raises TransferError if they differ."""
+        """Raise TransferError if the digests of the destinations differ from those of the trainers' weights.
+        Every rank must call this."""
         self.verifier.check(self.transport.total)
 
     def close(self) -> None:
-        """Release the bound memory and close the transport. The Resharder cannot be used after this."""
+        """Release the bound memory and close the transport. The Resharder can't be used afterwards."""
         self._bound.clear()
         self.transport.close()
 
@@ -140,9 +142,11 @@ class Resharder:
         self._local.make()
 
     def pack(self, index: int) -> dict[int, Tensor]:
-        """Pack bucket ``index`` and return receiving rank → message, uint8. Ranks that need the same elements
-        share one message, stored under the first of these ranks (``Round.first``). The memory of a message is
-        reused for the bucket that follows ``buffers`` buckets later."""
+        """Pack bucket ``index`` and return its messages, uint8, by receiving rank.
+
+        Ranks that need the same elements share a message, stored under the first of them (``Round.first``). A
+        message's memory is reused ``buffers`` buckets later.
+        """
         bucket, slot = self.rounds[index], index % self.buffers
         if (index, slot, True) not in self._bound:
             departures = self._departures(bucket, self.transport.outbox(slot), set(bucket.first.values()))
@@ -152,15 +156,15 @@ class Resharder:
         return {peer: parts[peer] for peer in dict.fromkeys(bucket.first.values())}
 
     def relocate(self, source: Mapping[str, TensorViews]) -> None:
-        """Use ``source`` as the new memory of this rank's shards. Its boxes must be those of the plan."""
+        """Use ``source`` as the new memory of this rank's shards, whose boxes must be those of the plan."""
         _check_bound(self.plan, self.rank, source, self.target)
         self.source, self.verifier = source, Verifier(self.plan, self.rank, source, self.target)
         self._bound.clear()
         self._local = self._own()
 
     def unpack(self, index: int, messages: Mapping[int, Tensor]) -> None:
-        """Unpack bucket ``index`` into the destinations. ``messages``: sending rank → message. Raises
-        TransferError if a message is missing or has an unexpected length."""
+        """Unpack bucket ``index`` into the destinations. ``messages`` has the messages by sending rank.
+        Raises TransferError if one is missing or has the wrong length."""
         expected = {peer: size for peer, size in enumerate(self.rounds[index].received) if size}
         if (sizes := {peer: message.numel() for peer, message in messages.items()}) != expected:
             raise TransferError(
@@ -170,8 +174,8 @@ class Resharder:
         Copies.of(self._arrivals(self.rounds[index], messages)).make()
 
     def finish(self, version: int, received: int) -> None:
-        """End a transfer of weights of this version. ``received``: the number of bytes that this rank
-        received from other ranks. Raises TransferError if this number differs from the plan."""
+        """Complete a transfer of weights with this version. Raises TransferError if the number of bytes
+        ``received`` from other ranks differs from the plan."""
         if received != (expected := int(self.plan.stats.inbound[self.rank])):
             raise TransferError(f"rank {self.rank} received {received} bytes, the plan says {expected}")
         self.version, self.runs = version, self.runs + 1
@@ -197,8 +201,8 @@ class Resharder:
     def _departures(
         self, bucket: Round, outbox: Tensor, to: Container[int] | None = None
     ) -> Iterable[tuple[Tensor, Tensor]]:
-        """Yield (place in the outbox, source) for each box that this rank sends in the bucket. to: ranks to
-        pack for; None for all."""
+        """Yield (place in the outbox, source) for each box of the bucket that this rank sends to the ranks in
+        ``to``, or to any rank if None."""
         flat = outbox[: sum(bucket.sent)].view(getattr(torch, bucket.dtype))
         for view, leg in zip(_views(flat, bucket.sends), bucket.sends, strict=True):
             if to is None or leg.peer in to:
@@ -212,7 +216,7 @@ class Resharder:
                 yield from ((piece.at(leg.box), view) for piece in self.target[leg.name].around(leg.box))
 
     def _own(self) -> Copies:
-        """Return the copies of the elements that this rank both holds and needs."""
+        """Return the copies of elements that this rank both holds and needs."""
         return Copies.of(
             pair for name, box in self.plan.local(self.rank) for pair in self._straight(name, box)
         )

@@ -1,10 +1,10 @@
-"""Share GPU memory between the processes of one machine (CUDA IPC). Each rank packs its messages into a
-buffer on its own device. The other ranks copy directly from this buffer, from the same or another device.
+"""Share GPU memory between processes on one machine (CUDA IPC). Each rank packs its messages into a buffer on
+its own device, and the other ranks copy directly from this buffer, whether on the same device or another.
 
-torch opens the buffers of other processes, as ``torch.multiprocessing`` does for tensors. torch can free a
-buffer after its owner and all openers have closed it, or when its owner's process ends. It frees such buffers
-when it closes another buffer or when memory is short. torch counts the openers in a small file in /dev/shm.
-The last process removes this file. If all processes are killed, the file stays.
+torch opens the buffers of other processes, as ``torch.multiprocessing`` does for tensors. A buffer can be
+freed once its owner and everyone who opened it have closed it, or when its owner's process ends. torch does
+so when it closes another buffer or runs short of memory. It counts the openers in a small file in /dev/shm
+that the last process removes. If all processes are killed, this file stays.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ OFFER = TypeAdapter(tuple[str, str, str])
 
 
 class Handles(Segment):
-    """A transport through shared GPU memory. group: the ranks, all on one machine; collectives use gloo on
-    the CPU. device: the device of this rank's buffer.
+    """A transport through shared GPU memory.
 
-    A device runs asynchronously. Each rank therefore waits for its own device before it reports to other
-    ranks that it has packed or read a bucket.
+    group: the ranks, all on one machine; collectives use gloo on the CPU. device: where this rank's buffer
+    is.
+
+    Devices run asynchronously, so each rank waits for its own device before it tells other ranks that it has
+    packed or read a bucket.
     """
 
     name = "handles"
@@ -43,9 +45,11 @@ class Handles(Segment):
         self.device = torch.device(device)
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Allocate this rank's buffers and open the buffers of the other ranks. send: bytes of the largest
-        outgoing bucket. slots: number of buckets in the buffer. Raises PlanError on all ranks if they are on
-        several machines, or if a buffer cannot be made or opened."""
+        """Allocate this rank's buffers and open those of the other ranks.
+
+        send: bytes of the largest outgoing bucket. slots: how many buckets the buffer holds. Raises PlanError
+        on all ranks if they are on several machines, or if a buffer can't be created or opened.
+        """
         self._slots = slots
         size = HEAD + slots * (-(-send // HEAD) * HEAD)
         memory, handles, problem = self._own_buffer(size)
@@ -60,9 +64,8 @@ class Handles(Segment):
             raise
 
     def _own_buffer(self, size: int) -> tuple[Tensor | None, list[bytes], str]:
-        """Return this rank's buffer of ``size`` bytes, one handle of the buffer for each rank, and a
-        description of the problem, "" if there is none. Each rank gets its own handle, because torch counts
-        openers."""
+        """Return this rank's buffer of ``size`` bytes, a handle of it for each rank, and a description of the
+        problem, or "" if there is none. Each rank gets its own handle because torch counts openers."""
         try:
             memory = torch.empty(size, dtype=torch.uint8, device=self.device)
             return (
@@ -80,8 +83,8 @@ class Handles(Segment):
     def _swapped(self, handles: list[bytes], name: str) -> list[bytes]:
         """Send each rank its handle, and return the handles for this rank in rank order.
 
-        Handles are pickles, so they are exchanged through the group's rendezvous store. On one machine, this
-        store is a file that only this user can access. Sockets are open to other users.
+        Handles are pickles, so they are exchanged through the group's rendezvous store, which on one machine
+        is a file that only this user can access. Sockets are open to other users.
         """
         store = torch_private.default_store()
         for rank, handle in enumerate(handles):
@@ -89,7 +92,8 @@ class Handles(Segment):
         return [store.get(f"rlflow/handles/{name}/{rank}/{self.rank}") for rank in range(self.ranks)]
 
     def _opened(self, memory: Tensor | None, handles: list[bytes]) -> str:
-        """Open the buffers of all other ranks. Returns a description of the problem, "" if there is none."""
+        """Open the buffers of all other ranks. Returns a description of the problem, or "" if there is
+        none."""
         assert memory is not None
         try:
             self._memory = [
@@ -101,12 +105,12 @@ class Handles(Segment):
         return ""
 
     def wait(self) -> None:
-        """Wait until all ranks have packed the bucket, so that it can be read."""
+        """Wait until all ranks have packed the bucket, after which it can be read."""
         self._settle()
         super().wait()
 
     def release(self) -> None:
-        """Wait until all ranks have read the bucket, so that its memory can be reused."""
+        """Wait until all ranks have read the bucket, after which its memory can be reused."""
         self._settle()
         super().release()
 
@@ -123,8 +127,8 @@ class Handles(Segment):
 
 
 def check_shared(problems: Mapping[int, str]) -> None:
-    """Raise PlanError if any rank cannot share GPU memory. problems: rank → description of the problem, "" if
-    there is none."""
+    """Raise PlanError if any rank can't share GPU memory. ``problems`` has a description of each rank's
+    problem, or "" if there is none."""
     lines = [f"rank {rank}: {problem}" for rank, problem in problems.items() if problem]
     if lines:
         raise PlanError.of(
@@ -138,5 +142,5 @@ def check_shared(problems: Mapping[int, str]) -> None:
 
 
 def _line(error: Exception) -> str:
-    """Return the first line of an error message, because CUDA's errors have many lines."""
+    """Return the first line of an error's message. CUDA's errors have many lines."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

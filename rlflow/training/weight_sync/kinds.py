@@ -16,8 +16,7 @@ Dim = Callable[[str, tuple[int, ...]], int | None]
 
 @dataclass(frozen=True)
 class Cut:
-    """A division of tensors along one dimension, as by ``torch.chunk``, with the number of the chunk that
-    each rank holds."""
+    """A split of tensors along one dimension, as by ``torch.chunk``, and which chunk each rank holds."""
 
     place: Sequence[int]  # the number of each rank's chunk, below ``parts``
     parts: int
@@ -25,9 +24,9 @@ class Cut:
 
 
 def sharded(shapes: Shapes, dtype: str, cuts: Sequence[Cut], ranks: int = 0) -> WeightLayout:
-    """Return the layout of tensors after several divisions. ``shapes``: tensor name → shape.
+    """Return the layout of tensors, given their ``shapes`` by name, after one or more splits.
 
-    Each cut divides the pieces of the previous cut: for example, first tensor parallelism, then FSDP, as on a
+    Each cut splits the pieces of the one before it: for example, first tensor parallelism, then FSDP, as on a
     2-D mesh. Without cuts, each of ``ranks`` ranks holds every tensor.
     """
     ranks = len(cuts[0].place) if cuts else ranks
@@ -56,13 +55,13 @@ def _boxes(shape: tuple[int, ...], cuts: Sequence[tuple[Cut, int | None, int]]) 
 
 
 def replicated(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
-    """Return the layout in which every rank holds all tensors completely."""
+    """Return the layout in which every rank holds all tensors in full."""
     return sharded(shapes, dtype, (), ranks)
 
 
 def flat(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
-    """Return the layout of DeepSpeed's ZeRO-3: each tensor is flattened, and each rank holds ceil(numel /
-    ranks) of its elements (Rajbhandari et al. 2020)."""
+    """Return the layout of DeepSpeed's ZeRO-3, in which each tensor is flattened and each rank holds
+    ceil(numel / ranks) of its elements (Rajbhandari et al. 2020)."""
     spreads: dict[tuple[int, ...], Spread] = {}
     for shape in shapes.values():
         if shape not in spreads:
@@ -72,11 +71,11 @@ def flat(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
 
 
 def row_parallel(name: str, shape: tuple[int, ...]) -> int | None:
-    """Return the dimension along which tensor parallelism divides a weight of a dense decoder (Shoeybi et al.
-    2019). None means that it is not divided.
+    """Return the dimension along which tensor parallelism splits a weight of a dense decoder (Shoeybi et al.
+    2019), or None if it isn't split.
 
-    o_proj and down_proj are divided along their inputs, other matrices along their outputs or vocabulary.
-    Vectors are not divided. Use this only for estimates; the layout of a real engine is traced.
+    o_proj and down_proj are split along their inputs, other matrices along their outputs or vocabulary, and
+    vectors not at all. Use this only for estimates; the layout of a real engine is traced.
     """
     if len(shape) < 2:
         return None
@@ -84,6 +83,6 @@ def row_parallel(name: str, shape: tuple[int, ...]) -> int | None:
 
 
 def tensor_parallel(shapes: Shapes, dtype: str, size: int, ranks: int) -> WeightLayout:
-    """Return the layout of ``ranks / size`` tensor-parallel replicas of a model. Each replica is divided over
-    ``size`` adjacent ranks."""
+    """Return the layout of ``ranks / size`` tensor-parallel replicas of a model, each split across ``size``
+    neighboring ranks."""
     return sharded(shapes, dtype, [Cut([rank % size for rank in range(ranks)], size, row_parallel)])

@@ -30,7 +30,7 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class TensorShard:
-    """The boxes of one tensor that one rank holds."""
+    """The boxes of a tensor that a rank holds."""
 
     shape: tuple[int, ...]  # shape of the complete tensor
     dtype: str  # name of the dtype without ``torch.``
@@ -42,7 +42,7 @@ HELD = TypeAdapter(dict[str, TensorShard])  # what ranks exchange: tensor name �
 
 @dataclass(frozen=True)
 class Spread:
-    """The layout of one tensor: for each rank, in rank order, the boxes that it holds."""
+    """The layout of one tensor: the boxes that each rank holds, in rank order."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -54,7 +54,7 @@ class Spread:
         return math.prod(self.shape) * width(self.dtype)
 
     def holders(self) -> dict[Box, list[int]]:
-        """Return box → ranks that hold it, for each distinct non-empty box."""
+        """For each distinct non-empty box, return the ranks that hold it."""
         ranks_of: dict[Box, list[int]] = {}
         for rank, boxes in enumerate(self.boxes):
             for box in dict.fromkeys(boxes):
@@ -65,8 +65,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """The layouts of all tensors of a model: Hugging Face name → layout, in transfer order. It is hashable,
-    because it is a key of the plan cache."""
+    """The layouts of all of a model's tensors, by Hugging Face name, in the order in which they are
+    transferred. It is hashable, so it can be a key of the plan cache."""
 
     ranks: int
     tensors: Mapping[str, Spread] = field(hash=False)
@@ -84,8 +84,8 @@ class WeightLayout:
         return sum(spread.nbytes for spread in self.tensors.values())
 
     def among(self, before: int, after: int) -> WeightLayout:
-        """Return this layout with additional ranks that hold nothing: ``before`` ranks in front of its own
-        ranks and ``after`` ranks behind them. The additional ranks belong to other pools."""
+        """Return this layout with ranks of other pools, which hold nothing, added: ``before`` of them before
+        its own ranks and ``after`` of them after."""
         padded: dict[tuple[tuple[Box, ...], ...], tuple[tuple[Box, ...], ...]] = {}
         for spread in self.tensors.values():
             padded.setdefault(spread.boxes, (((),) * before) + spread.boxes + (((),) * after))
@@ -96,7 +96,7 @@ class WeightLayout:
         return WeightLayout(before + self.ranks + after, wider)
 
     def of(self, rank: int) -> dict[str, TensorShard]:
-        """Return tensor name → the shard that this rank holds."""
+        """Return the shards that this rank holds, by tensor name."""
         return {
             name: TensorShard(spread.shape, spread.dtype, spread.boxes[rank])
             for name, spread in self.tensors.items()
@@ -104,9 +104,11 @@ class WeightLayout:
 
 
 def join(ranks: Sequence[Mapping[str, TensorShard]]) -> WeightLayout:
-    """Combine the shards that all ranks report into one layout. ``ranks``: for each rank, tensor name →
-    shard; a rank may omit tensors. Raises PlanError if ranks report different shapes or dtypes for a
-    tensor."""
+    """Combine the shards reported by all ranks into one layout.
+
+    ranks: each rank's shards by tensor name; a rank may leave out tensors. Raises PlanError if ranks report
+    different shapes or dtypes for a tensor.
+    """
     first: dict[str, tuple[int, TensorShard]] = {}
     for rank, shards in enumerate(ranks):
         for name, shard in shards.items():
@@ -129,8 +131,7 @@ def _check_alike(name: str, rank: int, shard: TensorShard, other: int, other_sha
 
 
 def width(dtype: str) -> int:
-    """Return the number of bytes of one element. Raises PlanError if rlflow cannot move tensors of this
-    dtype."""
+    """Return the size of an element in bytes. Raises PlanError if rlflow can't move tensors of this dtype."""
     if dtype not in WIDTHS:
         raise PlanError.of(
             "reshard-dtype", f"weights of dtype {dtype} cannot be moved", found=dtype, expected=listed(WIDTHS)
@@ -139,8 +140,8 @@ def width(dtype: str) -> int:
 
 
 def check_tiles(name: str, spread: Spread) -> None:
-    """Raise PlanError if the distinct boxes of a tensor do not cover it exactly, without overlap. The error
-    names the tensor and the ranks."""
+    """Raise PlanError, naming the tensor and ranks, unless a tensor's distinct boxes cover it exactly and
+    without overlap."""
     holders = spread.holders()
     for box, ranks in holders.items():
         if len(box) != len(spread.shape) or not contains(whole(spread.shape), box):
@@ -163,7 +164,7 @@ def check_tiles(name: str, spread: Spread) -> None:
 
 
 def _first_clash(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Return two boxes that overlap; None if no boxes overlap. ``boxes`` must be sorted."""
+    """Return two boxes that overlap, or None if none do. ``boxes`` must be sorted."""
     for i, one in enumerate(boxes):
         for other in boxes[i + 1 :]:
             if one and other[0][0] >= one[0][1]:

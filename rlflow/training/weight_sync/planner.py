@@ -1,13 +1,13 @@
 """Decide which rank sends which elements to which rank. Every missing byte comes from exactly one holder, in
-buckets of bounded size.
+buckets of limited size.
 
 A piece is the overlap of a box that one rank needs and a box that one or more ranks hold. If the receiver
-itself holds the piece, it copies the piece locally. Otherwise, a holder on the receiver's node sends it, or,
-if there is none, a holder on another node. Of several candidates, the least loaded one sends. Elements are
-sent in the narrower of the two dtypes.
+itself holds the piece, it copies it locally. Otherwise, it comes from a holder on the receiver's node, or
+from another node if there is none. Among several candidates, the least loaded one sends. Elements are sent in
+the narrower of the two dtypes.
 
-Tensors with equal shapes and layouts are planned once, so planning time does not grow with the depth of a
-model. The plan does not depend on timing, hashes or the calling rank, so all ranks make the same plan.
+Tensors with equal shapes and layouts are planned once, so planning time doesn't grow with a model's depth.
+All ranks make the same plan, because it doesn't depend on timing, hashes or the calling rank.
 """
 
 from __future__ import annotations
@@ -41,13 +41,11 @@ _plans: OrderedDict[tuple[object, ...], TransferPlan] = OrderedDict()
 def make_plan(
     source: WeightLayout, target: WeightLayout, node_of: Sequence[int] | None = None, bucket: int = BUCKET
 ) -> TransferPlan:
-    """Return the plan that moves weights from the layout ``source`` to the layout ``target``. The latest
-    plans are cached.
+    """Plan how to move weights from the layout ``source`` to the layout ``target``. Recent plans are cached.
 
-    node_of: the number of each rank's machine; None if all ranks are on one machine. bucket: the maximum
-    number of bytes that a rank sends or receives at once. Raises PlanError if no rank holds a needed tensor,
-    if a tensor has different shapes in the two layouts, or if the shards of ``source`` do not cover a tensor
-    exactly.
+    node_of: the number of each rank's machine, or None if all ranks are on one machine. bucket: how many
+    bytes a rank may send or receive at once. Raises PlanError if no rank holds a needed tensor, if a tensor's
+    shape differs between the layouts, or if the shards of ``source`` don't cover a tensor exactly.
     """
     nodes = tuple(node_of) if node_of is not None else (0,) * source.ranks
     key = (source, target, nodes, bucket)
@@ -88,8 +86,8 @@ def _new_plan(
 
 
 def wire(source: str, wanted: str) -> str:
-    """Return the dtype in which elements are sent: the narrower of the held dtype (``source``) and the wanted
-    dtype. The receiver gets the same bits as from a transfer in the held dtype."""
+    """Return the dtype in which elements are sent: the narrower of the dtype held (``source``) and the dtype
+    wanted. The receiver gets the same bits as if the held dtype were sent."""
     return source if width(source) < width(wanted) else wanted
 
 
@@ -144,9 +142,11 @@ def _source(name: str, wanted: Spread, source: WeightLayout) -> Spread:
 def _template(
     name: str, have: Spread, wanted: Spread, node: Numbers, bucket: int, size: int, count: int, load: Numbers
 ) -> Template:
-    """Return the moves of a group of tensors with equal layouts. name: one of the tensors. count: the number
-    of tensors in the group. size: bytes of an element. load: [ranks], bytes that each rank already sends for
-    other tensors."""
+    """Return the moves for a group of tensors with equal layouts.
+
+    name: any tensor in the group. count: how many tensors it has. size: bytes per element. load: [ranks], the
+    bytes each rank already sends for other tensors.
+    """
     check_tiles(name, have)
     ranks, holders = len(node), have.holders()
     holds = np.zeros((len(holders), ranks), bool)
@@ -170,7 +170,7 @@ def _table(boxes: Iterable[Box], ndim: int) -> Numbers:
 
 
 def _needs(name: str, wanted: Spread) -> tuple[Numbers, Numbers]:
-    """Return (receiver [N], box [N, ndim, 2]) for each distinct box that a rank needs."""
+    """Return the receiver [N] and the box [N, ndim, 2] for each distinct box that a rank needs."""
     needs = [
         (rank, box) for rank, boxes in enumerate(wanted.boxes) for box in dict.fromkeys(boxes) if volume(box)
     ]
@@ -196,8 +196,8 @@ def _check_apart(name: str, rank: int, boxes: list[Box]) -> None:
 
 
 def _overlaps(sources: Numbers, receiver: Numbers, needed: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Return (number of the source box, receiver, overlap) for each source box and needed box that overlap.
-    They are sorted by needed box, then by source box."""
+    """Return (index of the source box, receiver, overlap) wherever a source box and a needed box overlap,
+    sorted by needed box and then by source box."""
     low = np.maximum(needed[:, None, :, 0], sources[None, :, :, 0])
     high = np.minimum(needed[:, None, :, 1], sources[None, :, :, 1])
     need, source = np.nonzero((low < high).all(axis=2))
@@ -213,7 +213,7 @@ def _sent(
     size: int,
     load: Numbers,
 ) -> Moves:
-    """Return the moves, with a sender for each piece. If only one rank holds a piece, that rank sends it."""
+    """Return the moves, with a sender for each piece. A piece held by only one rank is sent by that rank."""
     single = holds.sum(axis=1)[box] == 1
     moves = Moves(holds.argmax(axis=1)[box], receiver, boxes)
     if single.all():
@@ -236,8 +236,8 @@ def _sent(
 def _balanced(
     holds: np.ndarray, box: Numbers, moves: Moves, node: Numbers, size: int, load: Numbers
 ) -> Moves:
-    """Divide large pieces among the ranks that could send them, and assign each piece to the candidate with
-    the least load. In a tie, the lowest rank sends."""
+    """Split large pieces among the ranks that could send them, and assign each piece to the least loaded
+    candidate, or to the lowest rank in a tie."""
     near: dict[tuple[int, int], list[int]] = {}
     could = [
         _candidates(near, holds, int(i), int(where), node)
@@ -257,8 +257,8 @@ def _balanced(
 def _candidates(
     known: dict[tuple[int, int], list[int]], holds: np.ndarray, box: int, where: int, node: Numbers
 ) -> list[int]:
-    """Return the ranks on the node ``where`` that hold the box. If there are none, return all ranks that hold
-    it. ``known`` caches the results."""
+    """Return the ranks on the node ``where`` that hold the box or, if there are none, all ranks that hold it.
+    ``known`` caches the results."""
     if (box, where) not in known:
         holders = np.nonzero(holds[box])[0]
         close = holders[node[holders] == where]
@@ -271,11 +271,11 @@ def _candidates(
 
 
 def cut(boxes: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
-    """Divide each box into the number of pieces in ``counts``. Returns the pieces, and for each piece the
-    number of its box.
+    """Split each box into the number of pieces given in ``counts``. Returns the pieces, and the index of the
+    box that each one comes from.
 
-    A box is divided along its first dimension, or, if this dimension has too few elements, along its longest
-    one. A box gets at most as many pieces as its longest dimension has elements.
+    A box is split along its first dimension or, if that has too few elements, along its longest one, into at
+    most as many pieces as this dimension has elements.
     """
     if not boxes.shape[1]:
         return boxes, np.arange(len(boxes))
@@ -292,9 +292,11 @@ def cut(boxes: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _parts(moves: Moves, limit: int) -> tuple[Moves, ...]:
-    """Divide the moves of a tensor into parts. In each part, each rank sends and receives at most ``limit``
-    elements. If the moves are larger than a fraction of a bucket, pieces are divided and interleaved so that
-    each part loads all ranks evenly."""
+    """Split a tensor's moves into parts in which each rank sends and receives at most ``limit`` elements.
+
+    If the moves are larger than a fraction of a bucket, pieces are split and interleaved so that each part
+    loads all ranks evenly.
+    """
     if not len(moves):
         return ()
     if _most(moves) <= max(limit // SHARE, 1):
@@ -312,8 +314,8 @@ def _most(moves: Moves) -> int:
 
 
 def _small(moves: Moves, most: int) -> tuple[Moves, np.ndarray]:
-    """Divide pieces until each has at most ``most`` elements. Returns the pieces, and for each piece its
-    relative position (0 to 1) in the original piece."""
+    """Split pieces until each has at most ``most`` elements. Returns the pieces, and the relative position (0
+    to 1) of each within the piece it comes from."""
     place, share = np.zeros(len(moves)), np.ones(len(moves))
     while (moves.elements > most).any():
         counts = np.minimum(
@@ -327,8 +329,8 @@ def _small(moves: Moves, most: int) -> tuple[Moves, np.ndarray]:
 
 
 def _windows(moves: Moves, limit: int) -> Iterable[Moves]:
-    """Yield groups of consecutive pieces. Each group has as many pieces as possible, so that no rank sends or
-    receives more than ``limit`` elements in it."""
+    """Yield groups of consecutive pieces, each as large as possible without any rank sending or receiving
+    more than ``limit`` elements."""
     sides = [(rank, _running(rank, moves.elements)) for rank in (moves.sender, moves.receiver)]
     start = 0
     while start < len(moves):
@@ -343,8 +345,8 @@ def _windows(moves: Moves, limit: int) -> Iterable[Moves]:
 
 
 def _running(rank: Numbers, elements: Numbers) -> Numbers:
-    """Return the running total of elements for each piece: the elements of all pieces of the same rank up to
-    and including this piece."""
+    """For each piece, return the number of elements in all of the same rank's pieces up to and including this
+    one."""
     order = np.argsort(rank, kind="stable")
     total = np.cumsum(elements[order])
     first = np.searchsorted(rank[order], rank[order], side="left")
@@ -356,8 +358,8 @@ def _running(rank: Numbers, elements: Numbers) -> Numbers:
 def _buckets(
     names: Mapping[str, tuple[int, str]], templates: Sequence[Template], limit: int
 ) -> Iterable[Bucket]:
-    """Yield buckets. Tensors keep the order of the target layout within each dtype. A bucket has one dtype,
-    so that buffers are aligned."""
+    """Yield buckets. A bucket has a single dtype, so that buffers are aligned. Within a dtype, tensors keep
+    the order of the target layout."""
     for dtype in sorted({dtype for _, dtype in names.values()}, key=lambda dtype: (-width(dtype), dtype)):
         alike = [(name, index) for name, (index, dtype_of) in names.items() if dtype_of == dtype]
         items = [
@@ -367,8 +369,8 @@ def _buckets(
 
 
 def _runs(items: Sequence[Item], templates: Sequence[Template], limit: int) -> Iterable[list[Item]]:
-    """Yield lists of consecutive items. Each list has as many items as possible, so that no rank sends or
-    receives more than ``limit`` elements for it."""
+    """Yield lists of consecutive items, each as long as possible without any rank sending or receiving more
+    than ``limit`` elements."""
     run: list[Item] = []
     total: Numbers = np.zeros(1, np.int64)
     for item in items:

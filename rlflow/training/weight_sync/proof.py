@@ -1,9 +1,9 @@
-"""Prove that direct writes into an engine's memory give the same bits as the engine's own reload.
+"""Prove that writing directly into an engine's memory gives the same bits as the engine's own reload.
 
-A trace cannot see tensors that an engine derives after loading, such as packed, quantised or absorbed
-weights. At the start of a run, the engine therefore loads a first pattern of numbers itself. Then it loads a
-second pattern, and the first pattern is written directly into its memory. If a parameter or buffer of a
-module now differs from the first load, the engine always loads this module itself.
+A trace can't see tensors that an engine derives after loading, such as packed, quantised or absorbed weights.
+So at the start of a run, the engine first loads a pattern of numbers itself. Then it loads a second pattern,
+and the first one is written directly into its memory. If any parameter or buffer of a module now differs from
+the first load, the engine will always load this module itself.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Reload = Callable[[Iterator[tuple[str, Tensor]]], None]
 
 @dataclass(frozen=True, eq=False)
 class Destinations:
-    """The memory that a transfer writes into: the engine's own memory, or staged tensors that the engine then
-    loads itself."""
+    """The memory that a transfer writes to: the engine's own, or staged tensors that the engine then loads
+    itself."""
 
     pieces: dict[str, TensorViews]  # tensor → views of the engine's memory
     staged: dict[str, Tensor]  # tensor → complete tensor that the engine then loads itself
@@ -34,7 +34,7 @@ class Destinations:
     device: torch.device = torch.device("cpu")
 
     def finish(self, reload: Reload) -> None:
-        """Let the engine load the staged tensors with ``reload``. Call this after each run of the
+        """Have the engine load the staged tensors with ``reload``. Call this after each run of the
         Resharder."""
         if self.staged:
             reload(iter(self.staged.items()))
@@ -47,12 +47,12 @@ def prove(
     reload: Reload,
     ties: Mapping[str, str] | None = None,
 ) -> Destinations:
-    """Return destinations for all tensors, after testing direct writes bit for bit. After this call, the
-    model's weights are test patterns.
+    """Return destinations for all tensors, after testing direct writes bit for bit. This leaves test patterns
+    in the model's weights.
 
-    traced: the result of ``trace``. reload: the engine's own loader, for all tensors or for the tensors of a
-    few modules. ties: name → other name of the same tensor in the trainer (``shards.ties_of``). The proof
-    needs the memory of the engine's weights a second time.
+    traced: what ``trace`` returned. reload: the engine's own loader, for all tensors or those of a few
+    modules. ties: maps a name to another name of the same tensor in the trainer (``shards.ties_of``). Needs
+    as much extra memory as the engine's weights take.
     """
     alike = together(traced.ties, ties or {})
     reload(patterns(tensors, 1, alike))
@@ -76,7 +76,7 @@ def prove(
 
 
 def _all_by_engine(places: Destinations, tensors: Mapping[str, Spread], differing: list[str]) -> Destinations:
-    """Return destinations for an engine that cannot load single modules. All tensors are staged, and the
+    """Return destinations for an engine that can't load single modules. All tensors are staged, and the
     engine loads the complete model."""
     why = places.why | {
         name.rpartition(".")[0]: f"{name} differs even if the engine loads its module" for name in differing
@@ -95,8 +95,8 @@ def _stage(tensors: Mapping[str, Spread], device: torch.device) -> dict[str, Ten
 
 
 def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
-    """Return the memory to which each tensor is written: views of the engine's memory if possible, otherwise
-    new tensors that the engine loads later."""
+    """Return the memory to write each tensor to: a view of the engine's memory if possible, or else a new
+    tensor that the engine loads later."""
     by_engine = traced.loaded_by_engine()
     device = next(
         (piece.view.device for views in traced.pieces.values() for piece in views.pieces), torch.device("cpu")
@@ -114,8 +114,7 @@ def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
 def _write(
     places: Destinations, tensors: Mapping[str, Spread], ties: Mapping[str, str], reload: Reload
 ) -> None:
-    """Write the first test pattern to the destinations, as a Resharder would write weights. Return
-    nothing."""
+    """Write the first test pattern to the destinations, the way a Resharder writes weights."""
     for name, values in patterns({name: tensors[name] for name in places.pieces}, 1, ties):
         for piece in places.pieces[name].pieces:
             piece.view.copy_(
@@ -130,7 +129,7 @@ def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _differing(model: nn.Module, expected: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the parameters and buffers whose bits differ from ``expected``."""
+    """Return the names of parameters and buffers whose bits differ from ``expected``."""
     return [name for name, tensor in _state(model) if not _same(tensor.detach(), expected[name])]
 
 
@@ -143,7 +142,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def together(*ties: Mapping[str, str]) -> dict[str, str]:
-    """Return name → common name, for each tensor that has several names. ``ties``: mappings from one name to
+    """For each tensor with several names, map each of them to one common name. ``ties`` map one name to
     another name of the same tensor."""
     pairs = nx.Graph(pair for some in ties for pair in some.items())
     return {name: min(names) for names in nx.connected_components(pairs) for name in names}
@@ -152,8 +151,8 @@ def together(*ties: Mapping[str, str]) -> dict[str, str]:
 def patterns(
     tensors: Mapping[str, Spread], salt: int, ties: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor of small integers) for each tensor. The values depend on ``salt``, the tensor's
-    name and the position of the element. Tied tensors get the same values."""
+    """Yield a tensor of small integers for each name. The values depend on ``salt``, the tensor's name and
+    the element's position. Tied tensors get the same values."""
     for name, spread in tensors.items():
         start = zlib.crc32(f"{salt} {ties.get(name, name)}".encode())
         index = torch.arange(spread.nbytes and torch.Size(spread.shape).numel())

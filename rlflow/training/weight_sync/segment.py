@@ -1,9 +1,9 @@
-"""A transport through shared memory of one machine. Each rank packs its messages into its own segment, and
-the other ranks copy directly from this segment.
+"""A transport through shared memory on one machine. Each rank packs its messages into its own segment, and
+the other ranks copy directly from it.
 
-Each message is written once and read once. The files are unlinked as soon as all ranks have opened them. The
-memory is therefore freed when the last process ends, even after a crash. A file can remain only if a process
-dies within ``open``. File names contain the run, the process and its start time. The next ``open`` of the
+Each message is written once and read once. Files are unlinked as soon as all ranks have opened them, so their
+memory is freed when the last process ends, even after a crash. A file can be left behind only if a process
+dies during ``open``. File names contain the run, the process and its start time, and the next ``open`` in the
 same run removes the files of dead processes.
 """
 
@@ -35,24 +35,25 @@ FILE = TypeAdapter(tuple[str, int, str, str])  # path, bytes, machine, problem (
 
 
 class SharedFile(NamedTuple):
-    """The path and size of a file of shared memory. Processes can send this description to each other."""
+    """The path and size of a file in shared memory, which processes can send to each other."""
 
     path: str
     size: int  # bytes
 
     @classmethod
     def named(cls, run: str, size: int, root: Path = ROOT) -> SharedFile:
-        """Return a description with a new file name for this process. The file is not created yet. Removes
-        the files of dead processes of this run."""
+        """Choose a new file name for this process, without creating the file. Removes files of this run's
+        dead processes."""
         name = re.sub(r"[^A-Za-z0-9]", "-", run)
         sweep(name, root)
         return cls(str(root / f"rlflow-{name}-{secrets.token_hex(4)}-{Process.this().tag()}"), size)
 
     def create(self) -> str:
-        """Create the file, accessible only to this user, and allocate its memory.
+        """Create the file, accessible only to this user, and allocate its memory. Without the allocation, a
+        full /dev/shm would kill the process that writes.
 
-        Returns a description of the problem, "" if there is none. It does not raise, because all ranks must
-        learn about the problem. Without the allocation, a full /dev/shm would kill the process that writes.
+        Returns a description of the problem, or "" if there is none. Nothing is raised, because all ranks
+        have to learn about the problem.
         """
         try:
             handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -65,21 +66,21 @@ class SharedFile(NamedTuple):
         return ""
 
     def opened(self) -> Tensor:
-        """Return the memory of the file, uint8 [size]. All processes that open the file share this memory."""
+        """Return the file's memory, uint8 [size], which is shared by all processes that open the file."""
         return torch.from_file(self.path, shared=True, size=self.size, dtype=torch.uint8)
 
     def hide(self) -> None:
-        """Unlink the file. Call this after all readers have opened it. The memory is freed when the last
-        process that uses it ends."""
+        """Unlink the file. Call this once all readers have opened it. Its memory is freed when the last
+        process using it ends."""
         Path(self.path).unlink(missing_ok=True)
 
 
 class Segment:
     """A transport through shared memory.
 
-    run: name of the run, which becomes a part of the file names. group: the gloo group of the ranks, which
-    must all be on one machine; None for the default group. A barrier of the group separates packing from
-    copying. The timeout of the group limits each wait.
+    run: the name of the run, which becomes part of the file names. group: the gloo group of the ranks, which
+    must all be on one machine, or None for the default group. A barrier of the group separates packing from
+    copying, and the group's timeout limits each wait.
     """
 
     name = "segment"
@@ -98,8 +99,8 @@ class Segment:
     # --------------------------------------------------------------------------------------------------------
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Create this rank's file and open the files of all ranks. Raises PlanError if the ranks are on
-        several machines, or if there is not enough shared memory."""
+        """Create this rank's file and open those of all ranks. Raises PlanError if the ranks are on several
+        machines, or if there isn't enough shared memory."""
         self._slots = slots
         room = -(-send // HEAD) * HEAD
         file = SharedFile.named(self.run, HEAD + slots * room, self.root)
@@ -122,12 +123,12 @@ class Segment:
         return self._memory[rank][8 * slot : 8 * slot + 8].view(torch.int64)
 
     def outbox(self, slot: int) -> Tensor:
-        """Return the memory into which this rank packs the bucket of a slot, uint8. The other ranks read the
-        messages there."""
+        """Return the memory into which this rank packs the bucket in a slot, uint8. The other ranks read it
+        there."""
         return self._slot(self.rank, slot)
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
-        """Return sender → message for this rank in the bucket, uint8."""
+        """Return the bucket's messages to this rank, uint8, by sender."""
         sizes = zip(bucket.offsets, bucket.received, strict=True)
         return {
             peer: self._slot(peer, slot)[start : start + size]
@@ -143,11 +144,11 @@ class Segment:
         self._version, self._stamped = version, {}
 
     def start(self, slot: int, bucket: Round) -> None:
-        """Mark the packed bucket with the version of its weights. Nothing is sent: after ``wait``, the other
-        ranks read the shared memory.
+        """Mark the packed bucket with the version of its weights. Nothing is sent; the other ranks read the
+        shared memory after ``wait``.
 
-        The version is stored in the slot, because a fast rank may begin the next transfer while other ranks
-        still read this bucket.
+        The version is stored in the slot, because a fast rank may begin the next transfer while others are
+        still reading this bucket.
         """
         self._stamp(self.rank, slot).fill_(self._version)
         self._last = slot, bucket
@@ -161,11 +162,11 @@ class Segment:
         self.received += sum(message.numel() for message in messages.values())
 
     def release(self) -> None:
-        """Wait until all ranks have read the bucket, so that its memory can be reused."""
+        """Wait until all ranks have read the bucket, after which its memory can be reused."""
         dist.barrier(self.group)
 
     def versions(self) -> dict[int, int]:
-        """Return sender → version of its messages, for all messages since ``begin``."""
+        """Return the version of each sender's messages since ``begin``."""
         return self._stamped
 
     def total(self, numbers: Tensor) -> Tensor:
@@ -183,7 +184,8 @@ def machine() -> str:
 
 
 def check_machines(machines: Iterable[str]) -> None:
-    """Raise PlanError if the ids of ``machine`` differ, that is, if the ranks are on several machines."""
+    """Raise PlanError if the ids returned by ``machine`` differ, which means that the ranks are on several
+    machines."""
     distinct = set(machines)
     if len(distinct) > 1:
         raise PlanError.of(
@@ -196,8 +198,8 @@ def check_machines(machines: Iterable[str]) -> None:
 
 
 def check_room(problems: Mapping[str, str]) -> None:
-    """Raise PlanError if there is not enough shared memory. problems: process → description of the problem,
-    "" if there is none."""
+    """Raise PlanError if there isn't enough shared memory. ``problems`` has a description of each process's
+    problem, or "" if there is none."""
     lines = [f"{who}: {problem}" for who, problem in problems.items() if problem]
     if lines:
         raise PlanError.of(
@@ -210,8 +212,8 @@ def check_room(problems: Mapping[str, str]) -> None:
 
 
 def sweep(run: str, root: Path = ROOT) -> list[Path]:
-    """Remove from ``root`` the files of this run whose processes have died, and return their paths. Files of
-    processes in other containers stay, because these processes may still be running."""
+    """Remove files of this run's dead processes from ``root``, and return their paths. Files from other
+    containers stay, because their processes may still be running."""
     owners = {path: Process.of_tag(path.name.rpartition("-")[2]) for path in root.glob(f"rlflow-{run}-*-*")}
     abandoned = [path for path, owner in owners.items() if owner is not None and owner.alive() is False]
     for path in abandoned:

@@ -1,4 +1,4 @@
-"""The parts of live tensors that a rank holds: boxes, each with a view of its memory."""
+"""The parts of live tensors that a rank holds, as boxes with views of their memory."""
 
 from __future__ import annotations
 
@@ -23,51 +23,52 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ShardView:
-    """A box of a tensor that this rank holds, and a view of the box's memory."""
+    """A box of a tensor that this rank holds, and a view of its memory."""
 
     box: Box
     # the elements of the box, in its shape and with any strides; the memory must not move
     view: Tensor
 
     def at(self, box: Box) -> Tensor:
-        """Return a view of the elements of ``box``, which must be inside this shard's box."""
+        """Return a view of the elements in ``box``, which must lie inside this shard's box."""
         return self.view[within(box, self.box)] if box else self.view
 
 
 @dataclass(frozen=True, eq=False)
 class TensorViews:
-    """The boxes of one tensor that this rank holds, each with a view of its memory."""
+    """The boxes of one tensor that this rank holds, with views of their memory."""
 
     shape: tuple[int, ...]
     dtype: str
     pieces: tuple[ShardView, ...]
 
     def held(self) -> TensorShard:
-        """Return the boxes that these views cover, without their memory."""
+        """Return the boxes covered by these views, without their memory."""
         return TensorShard(self.shape, self.dtype, tuple(piece.box for piece in self.pieces))
 
     def around(self, box: Box) -> list[ShardView]:
-        """Return the views whose box contains all of ``box``."""
+        """Return the views whose boxes contain all of ``box``."""
         return [piece for piece in self.pieces if contains(piece.box, box)]
 
 
 def held(pieces: Mapping[str, TensorViews]) -> dict[str, TensorShard]:
-    """Return tensor name → the boxes that this rank holds, without their memory. Ranks exchange these shards
+    """Return the boxes that this rank holds, by tensor name and without their memory. Ranks exchange these
     before planning."""
     return {name: views.held() for name, views in pieces.items()}
 
 
 def pieces_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, TensorViews]:
-    """Return Hugging Face name → views of the parts of the parameter that this rank holds. A parameter may be
-    a complete tensor, a DTensor (FSDP2, tensor parallelism) or a ZeRO-3 partition. A tied parameter appears
-    under each of its names."""
+    """Return views of the parts of each parameter that this rank holds, by Hugging Face name.
+
+    A parameter may be a complete tensor, a DTensor (FSDP2, tensor parallelism) or a ZeRO-3 partition. A tied
+    parameter appears under each of its names.
+    """
     return {name: _pieces(name, tensor) for name, tensor in tensors}
 
 
 def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Return True if the tensor is a DTensor. The check does not import torch's DTensor module, because the
-    import takes most of a second per worker. As long as nothing has imported this module, no DTensor can
-    exist."""
+    """Return True if the tensor is a DTensor, without importing torch's DTensor module, which would take most
+    of a second per worker. Until someone has imported it, there can't be any DTensors."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -81,7 +82,7 @@ def _pieces(name: str, tensor: Tensor) -> TensorViews:
 
 
 def ties_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """Return name → first name, for each tensor that ``tensors`` yields again under another name."""
+    """For each name under which ``tensors`` yields a tensor again, return the tensor's first name."""
     first: dict[tuple[int, int, torch.Size], str] = {}
     ties = {}
     for name, tensor in tensors:
@@ -104,8 +105,8 @@ def from_plain(tensor: Tensor) -> TensorViews:
 
 
 def from_dtensor(name: str, tensor: DTensor) -> TensorViews:
-    """Return a view of this rank's shard of a DTensor. Shards may be uneven or strided. Raises PlanError if
-    the DTensor is a sum over ranks, or if its local shard is not one box."""
+    """Return a view of this rank's shard of a DTensor, which may be uneven or strided. Raises PlanError if
+    the DTensor is a sum over ranks, or if its local shard isn't a single box."""
     if any(placement.is_partial() for placement in tensor.placements):
         raise PlanError.of(
             "reshard-partial",
@@ -132,7 +133,7 @@ def from_dtensor(name: str, tensor: DTensor) -> TensorViews:
 
 
 def _check_order(name: str, mesh: DeviceMesh) -> None:
-    """Raise PlanError if ranks are not in ascending order along each dimension of the mesh. torch sorts the
+    """Raise PlanError unless ranks are in ascending order along each dimension of the mesh. torch sorts the
     ranks of a group, and FSDP2 shards in this order."""
     groups = [dist.get_process_group_ranks(mesh.get_group(dim)) for dim in range(mesh.ndim)]
     if [ranks.index(mesh.get_rank()) for ranks in groups] != list(mesh.get_coordinate() or ()):
@@ -146,17 +147,19 @@ def _check_order(name: str, mesh: DeviceMesh) -> None:
 
 
 def from_zero3(name: str, parameter: Tensor) -> TensorViews:
-    """Return views of this rank's partition of a DeepSpeed ZeRO-3 parameter. DeepSpeed stores the data in
-    ``ds_tensor`` and the complete shape in ``ds_shape``."""
+    """Return views of this rank's partition of a DeepSpeed ZeRO-3 parameter. DeepSpeed keeps the data in
+    ``ds_tensor`` and the full shape in ``ds_shape``."""
     group = getattr(parameter, "ds_process_group", None)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     return from_flat(name, parameter.ds_tensor.detach(), tuple(parameter.ds_shape), rank, ranks)  # type: ignore[attr-defined]
 
 
 def from_flat(name: str, part: Tensor, shape: Sequence[int], rank: int, ranks: int) -> TensorViews:
-    """Return views of this rank's part of a flattened tensor with the given shape. part: 1-D, the elements
-    from ``rank * ceil(numel / ranks)`` on. Padding after the end of the tensor is never read. Raises
-    PlanError if ``part`` has too few elements."""
+    """Return views of this rank's part of a flattened tensor with the given shape.
+
+    part: 1-D, the elements from ``rank * ceil(numel / ranks)`` on. Padding past the end of the tensor is
+    never read. Raises PlanError if ``part`` has too few elements.
+    """
     start, stop = chunk(volume(whole(shape)), rank, ranks)
     if part.dim() != 1 or part.numel() < stop - start:
         raise PlanError.of(
@@ -173,5 +176,5 @@ def from_flat(name: str, part: Tensor, shape: Sequence[int], rank: int, ranks: i
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Return the name of the tensor's dtype without ``torch.``."""
+    """Return the name of the tensor's dtype, without ``torch.``."""
     return str(tensor.dtype).removeprefix("torch.")

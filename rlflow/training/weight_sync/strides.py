@@ -1,4 +1,4 @@
-"""Find the boxes of a tensor that a strided copy reads, and where the copy writes each box."""
+"""Find the boxes of a tensor that a strided copy reads, and where it writes each of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MOST = 4096  # maximum boxes of one view; a view with more boxes is a shuffle ra
 
 
 class Untraceable(Exception):
-    """Raised if a strided view cannot be divided into boxes."""
+    """Raised if a strided view can't be split into boxes."""
 
 
 @dataclass(frozen=True)
 class StridedAxis:
-    """One dimension of a strided copy: its size, its stride in the tensor that is read, and its stride in the
-    tensor that is written. Strides are in elements."""
+    """One dimension of a strided copy: its size, and its strides, in elements, in the tensors read and
+    written."""
 
     size: int
     read: int
@@ -28,8 +28,8 @@ class StridedAxis:
 
 @dataclass(frozen=True)
 class CopiedBox:
-    """A box of the tensor that is read, and the strides and offset (in elements) with which it is written.
-    The written view has the same sizes as the box."""
+    """A box of the tensor that is read, and the strides and offset, in elements, of the view that is written.
+    The view has the same sizes as the box."""
 
     box: Box
     strides: tuple[int, ...]
@@ -39,11 +39,11 @@ class CopiedBox:
 def places(
     shape: Sequence[int], offset: int, axes: Sequence[StridedAxis], written: int
 ) -> Iterator[CopiedBox]:
-    """Yield the boxes that a strided copy reads, and where each box is written.
+    """Yield the boxes that a strided copy reads, and where each one is written.
 
     shape: the shape of the contiguous tensor that is read. offset: the first element that is read. axes: the
     dimensions of the copy. written: the first element that is written. The copied view may be narrowed,
-    transposed, split, joined or repeated. Raises Untraceable if it does not consist of at most MOST boxes.
+    transposed, split, joined or repeated. Raises Untraceable if it can't be split into at most MOST boxes.
     """
     rows = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     start = [offset // row % size for row, size in zip(rows, shape, strict=True)]
@@ -72,16 +72,16 @@ def places(
 
 
 def _continues(run: StridedAxis, axis: StridedAxis) -> bool:
-    """Return True if ``axis`` only continues ``run``, so that the two can be joined: a step of ``axis`` goes
-    from the end of one run to the beginning of the next, in both tensors."""
+    """Return True if ``axis`` merely continues ``run``, so that the two can be joined: in both tensors, a
+    step along ``axis`` leads from the end of one run to the beginning of the next."""
     return axis.read == run.read * run.size and (run.size == 1 or axis.written == run.written * run.size)
 
 
 def _by_dimension(
     shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axes: Sequence[StridedAxis]
 ) -> Iterator[tuple[int | None, StridedAxis]]:
-    """Yield (dimension, axis) for each axis, sorted by stride. An axis that spans several dimensions is split
-    first. The dimension is None for an axis that repeats the tensor."""
+    """Yield (dimension, axis) for each axis, sorted by stride, after splitting any axis that spans several
+    dimensions. The dimension is None for an axis that repeats the tensor."""
     by_dimension: list[tuple[int | None, StridedAxis]] = []
     for axis in axes:
         if axis.size > 1:
@@ -92,8 +92,8 @@ def _by_dimension(
 def _split(
     shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axis: StridedAxis
 ) -> Iterator[tuple[int, StridedAxis]]:
-    """Split an axis that spans several dimensions of the tensor, and yield (dimension, axis) for each
-    dimension."""
+    """Split an axis that spans several dimensions of the tensor, yielding (dimension, axis) for each of
+    them."""
     dim = next(dim for dim in range(len(shape)) if rows[dim] <= axis.read)
     step, rest = divmod(axis.read, rows[dim])
     if rest:

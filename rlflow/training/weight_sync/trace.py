@@ -1,9 +1,9 @@
-"""Find where an engine stores each weight, by recording the copies that its own ``load_weights`` makes.
+"""Find where an engine stores each weight by recording the copies that its own ``load_weights`` makes.
 
 The engine loads meta tensors, which have a shape but no memory. Views of a meta tensor keep its storage,
-offset and strides. The final copy therefore shows how the loader has narrowed, transposed or split the
-tensor. The copy itself is not made. No table of architectures is needed, and fused, replicated and padded
-parameters are not special cases.
+offset and strides, so the final copy, which isn't carried out, shows how the loader has narrowed, transposed
+or split the tensor. No table of architectures is needed, and fused, replicated and padded parameters aren't
+special cases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Load = Callable[[Iterable[tuple[str, Tensor]]], Any]
 
 @dataclass
 class Traced:
-    """The copies that a weight loader makes: which memory of the engine gets which tensors."""
+    """The copies that a weight loader makes: which tensors go to which memory of the engine."""
 
     # Hugging Face tensor → the engine's memory that it is copied to
     pieces: dict[str, TensorViews] = field(default_factory=dict)
@@ -40,9 +40,8 @@ class Traced:
     ties: dict[str, str] = field(default_factory=dict)
 
     def loaded_by_engine(self) -> set[str]:
-        """Return the tensors that the engine must load itself: the tensors that could not be traced, all
-        tensors of the modules in ``fallback``, and all tensors of modules that share a tensor with such a
-        module."""
+        """Return the tensors that the engine must load itself: those that couldn't be traced, and all tensors
+        of the modules in ``fallback`` and of any modules that share a tensor with these."""
         names, modules = set(self.failed), set(self.fallback)
         while more := {name for name, used in self.modules.items() if name not in names and (used & modules)}:
             names |= more
@@ -51,11 +50,11 @@ class Traced:
 
 
 def trace(model: nn.Module, tensors: Mapping[str, Spread], load: Load | None = None) -> Traced:
-    """Return where this rank's engine stores each tensor of the trainers.
+    """Return where this rank's engine stores each of the trainers' tensors, without writing to the model's
+    memory.
 
-    tensors: Hugging Face name → shape and dtype. load: a loader to use instead of the model's
-    ``load_weights``. The model's memory is not written. Raises PlanError if a parameter of the engine gets no
-    weight.
+    tensors: shape and dtype by Hugging Face name. load: a loader to use instead of the model's
+    ``load_weights``. Raises PlanError if a parameter of the engine doesn't get any weight.
     """
     load = load or model.load_weights  # type: ignore[assignment]
     memory = {name: parameter.data for name, parameter in model.named_parameters()}
@@ -77,7 +76,7 @@ def trace(model: nn.Module, tensors: Mapping[str, Spread], load: Load | None = N
 
 
 def _attempt(load: Load | None, recorder: _Recorder, tensors: Mapping[str, Spread]) -> dict[str, str] | None:
-    """Run the loader once. Returns None if it succeeds. If it fails at a tensor, returns {tensor: error}."""
+    """Run the loader once. Returns None if it succeeds, or {tensor: error} if it fails at a tensor."""
     assert load is not None
     try:
         with torch.no_grad(), recorder:
@@ -92,14 +91,14 @@ def _attempt(load: Load | None, recorder: _Recorder, tensors: Mapping[str, Sprea
 
 
 def _restore(model: nn.Module, memory: Mapping[str, Tensor]) -> None:
-    """Give parameters their memory back if a loader has replaced it with tensors without memory."""
+    """Give parameters their memory back if a loader has replaced it with tensors that have none."""
     for name, parameter in model.named_parameters():
         if name in memory and parameter.data.data_ptr() != memory[name].data_ptr():
             parameter.data = memory[name]
 
 
 class _Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records each copy from a meta tensor into the model's memory. The copy itself is not made."""
+    """Records each copy from a meta tensor into the model's memory, instead of carrying it out."""
 
     def __init__(self, model: nn.Module, tensors: Mapping[str, Spread]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -157,7 +156,8 @@ class _Recorder(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-cal
             self.failed[name] = str(problem)
 
     def _parameter(self, into: Tensor) -> str | None:
-        """Return the name of the model's parameter whose memory contains ``into``; None if there is none."""
+        """Return the name of the model's parameter whose memory contains ``into``, or None if there is
+        none."""
         for name, parameter in self.parameters.get(into.untyped_storage().data_ptr(), ()):
             end = parameter.storage_offset() + sum(
                 (n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True)
@@ -189,8 +189,8 @@ def _cross(pieces: list[ShardView]) -> bool:
 
 
 def _check_reached(model: nn.Module, traced: Traced, recorder: _Recorder) -> None:
-    """Raise PlanError if a parameter of the engine gets no weight. If a trace has failed, such parameters may
-    belong to it, so their modules are added to ``fallback`` instead."""
+    """Raise PlanError if a parameter of the engine doesn't get any weight. If a trace has failed, such
+    parameters may belong to it, so their modules are added to ``fallback`` instead."""
     storages = {key[0] for key in recorder.copies}
     missed = []
     for name, parameter in model.named_parameters():

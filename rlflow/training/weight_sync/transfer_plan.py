@@ -1,5 +1,5 @@
-"""The result of the planner: which rank sends which elements to which rank in each bucket, and the number of
-bytes."""
+"""What the planner returns: which rank sends which elements to which rank in each bucket, and how many bytes
+that takes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """Pieces of a tensor that move, as arrays: the sender [P], the receiver [P] and the box [P, ndim, 2] of
-    each piece."""
+    """The pieces of a tensor that move, as arrays of senders [P], receivers [P] and boxes [P, ndim, 2]."""
 
     sender: Numbers
     receiver: Numbers
@@ -30,12 +29,12 @@ class Moves:
 
     @cached_property
     def elements(self) -> Numbers:
-        """The number of elements of each piece, int64 [P]."""
+        """The number of elements in each piece, int64 [P]."""
         counts: Numbers = np.prod(self.boxes[:, :, 1] - self.boxes[:, :, 0], axis=1, dtype=np.int64)
         return counts
 
     def take(self, index: Numbers) -> Moves:
-        """Return the moves with the numbers in ``index``, in this order."""
+        """Return the moves with these indices, in this order."""
         return Moves(self.sender[index], self.receiver[index], self.boxes[index])
 
     @cached_property
@@ -63,15 +62,15 @@ class Moves:
         return list(zip(peers[index].tolist(), boxes, strict=True))
 
     def traffic(self, ranks: int) -> Numbers:
-        """Return int64 [ranks, ranks]: the number of elements that each sender (row) sends to each receiver
-        (column)."""
+        """Return how many elements each sender (row) sends to each receiver (column), int64 [ranks,
+        ranks]."""
         flat = np.bincount(self.sender * ranks + self.receiver, self.elements, ranks * ranks)
         return flat.astype(np.int64).reshape(ranks, ranks)
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """The moves of a tensor, which are the same for all tensors with its shape and layout."""
+    """The moves of a tensor, shared by all tensors with the same shape and layout."""
 
     parts: tuple[Moves, ...]  # moves in parts, each small enough for a bucket
     local: Moves  # moves within a rank
@@ -82,8 +81,8 @@ class Template:
 
 @dataclass(frozen=True)
 class Item:
-    """One part of a tensor's moves in a bucket: the name of the tensor, the number of its template, and the
-    number of the part."""
+    """One part of a tensor's moves in a bucket: the tensor's name, the number of its template, and the number
+    of the part."""
 
     name: str
     template: int
@@ -92,7 +91,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parts of tensors that are sent together, in one dtype."""
+    """Parts of tensors that are sent together, in a single dtype."""
 
     dtype: str
     items: tuple[Item, ...]
@@ -100,7 +99,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Leg:
-    """A box of a tensor that this rank sends to the rank ``peer`` or receives from it."""
+    """A box of a tensor that this rank sends to or receives from the rank ``peer``."""
 
     peer: int
     name: str
@@ -108,8 +107,7 @@ class Leg:
 
 
 def firsts(sends: Iterable[Leg]) -> dict[int, int]:
-    """Return receiver → the first receiver that gets exactly the same elements. It may be the receiver
-    itself."""
+    """For each receiver, return the first receiver that gets exactly the same elements, possibly itself."""
     legs: dict[int, list[tuple[str, Box]]] = {}
     for leg in sends:
         legs.setdefault(leg.peer, []).append((leg.name, leg.box))
@@ -119,7 +117,7 @@ def firsts(sends: Iterable[Leg]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Round:
-    """What one rank sends and receives in one bucket. The legs are sorted by peer, in the order of the
+    """What one rank sends and receives in one bucket. Legs are sorted by peer, in the order of the
     messages."""
 
     dtype: str
@@ -131,14 +129,13 @@ class Round:
 
     @cached_property
     def first(self) -> dict[int, int]:
-        """Receiver → the first receiver that gets exactly the same elements. These receivers share one
-        message."""
+        """For each receiver, the first receiver that gets exactly the same elements. They share a message."""
         return firsts(self.sends)
 
 
 @dataclass(frozen=True, eq=False)
 class TransferPlan:
-    """All moves that change one layout of a model into another, divided into buckets."""
+    """All moves that turn one layout of a model into another, split into buckets."""
 
     ranks: int  # ranks of trainers and generators together
     limit: int  # maximum size of a bucket in bytes, for each rank and direction
@@ -150,7 +147,7 @@ class TransferPlan:
     unused: tuple[str, ...] = ()  # tensors of the trainer that no generator needs
 
     def moves(self) -> Iterator[tuple[str, str, Moves]]:
-        """Yield (tensor name, dtype in which it is sent, pieces) for everything that is sent."""
+        """Yield (tensor name, dtype on the wire, pieces) for everything that is sent."""
         for bucket in self.buckets:
             for item in bucket.items:
                 yield item.name, bucket.dtype, self.templates[item.template].parts[item.part]
@@ -188,8 +185,8 @@ class TransferPlan:
         return tuple(sorted(pieces, key=lambda piece: piece.peer))
 
     def traffic(self, index: int) -> Numbers:
-        """Return int64 [ranks, ranks]: the number of elements that each sender (row) sends to each receiver
-        (column) in bucket ``index``."""
+        """Return how many elements each sender (row) sends to each receiver (column) in bucket ``index``,
+        int64 [ranks, ranks]."""
         total = np.zeros((self.ranks, self.ranks), np.int64)
         for part in self._parts(self.buckets[index]):
             total += part.traffic(self.ranks)
@@ -197,13 +194,13 @@ class TransferPlan:
 
     @cached_property
     def stats(self) -> Stats:
-        """The bytes that each rank sends, receives and copies."""
+        """How many bytes each rank sends, receives and copies."""
         return Stats.of(self)
 
 
 @dataclass(frozen=True, eq=False)
 class Stats:
-    """Numbers of bytes of a transfer. Each array has one number per rank."""
+    """Byte counts of a transfer. Each array has one number per rank."""
 
     inbound: Numbers  # received
     outbound: Numbers  # sent
@@ -213,7 +210,7 @@ class Stats:
 
     @staticmethod
     def of(plan: TransferPlan) -> Stats:
-        """Return the statistics of a plan. Nothing is moved."""
+        """Compute a plan's statistics, without moving anything."""
         zero = np.zeros(plan.ranks, np.int64)
         inbound, outbound, local, bound = zero.copy(), zero.copy(), zero.copy(), zero.copy()
         sent, received = zero.copy(), zero.copy()
@@ -232,22 +229,21 @@ class Stats:
         return Stats(inbound, outbound, local, bound, (sent, received))
 
     def peak(self, rank: int, buffers: int = 2, *, receives: bool = True) -> int:
-        """Return the bytes of buffers that a transfer needs on a rank, in addition to the model.
+        """Return how many bytes of buffers a transfer needs on a rank, on top of the model.
 
-        buffers: buffers per direction. receives: True if the transport has receive buffers of its own, as
-        all-to-all does; False for shared memory. The result is at most 2 buckets with one buffer per
+        buffers: how many per direction. receives: True if the transport has its own receive buffers, as
+        all-to-all does, and False for shared memory. The result is at most 2 buckets with one buffer per
         direction, and 4 with two.
         """
         sent, received = (int(side[rank]) for side in self.largest)
         return buffers * (sent + (received if receives else 0))
 
     def extra(self, transport: str) -> int:
-        """Return the largest number of bytes that a transfer with this transport needs on any rank, in
-        addition to the model.
+        """Return the most bytes that a transfer with this transport needs on any rank, on top of the model.
 
-        ``store`` is Ray's object store: the sender has one buffer, the store holds the messages of two
-        buckets, and the store of a receiver on another machine holds these messages again. ``frozen``: the
-        store holds everything that a sender sends.
+        With ``store``, Ray's object store, the sender has one buffer, the store holds the messages of two
+        buckets, and the store of a receiver on another machine holds these messages again. With ``frozen``,
+        the store holds everything that a sender sends.
         """
         sent, received = (int(side.max(initial=0)) for side in self.largest)
         return {
@@ -260,13 +256,12 @@ class Stats:
 
 
 def by_rank(rank: Numbers, elements: Numbers, ranks: int) -> Numbers:
-    """Return int64 [ranks]: the sum of ``elements`` for each rank. ``rank``: the rank of each item of
-    ``elements``."""
+    """Return the sum of ``elements`` for each rank, int64 [ranks]. ``rank`` has the rank of each of them."""
     return np.bincount(rank, elements, ranks).astype(np.int64)
 
 
 def readable(count: int) -> str:
-    """Return a number of bytes as text with a unit, such as 1.50 GiB."""
+    """Format a number of bytes with a unit, such as 1.50 GiB."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.2f} {unit}"

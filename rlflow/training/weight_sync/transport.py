@@ -13,15 +13,15 @@ from rlflow.training.weight_sync.transfer_plan import Round
 
 
 class TransferError(RuntimeError):
-    """Raised if a transfer failed: the received data differ from the plan or from the sent data."""
+    """Raised if a transfer fails because the received data doesn't match the plan or the data sent."""
 
 
 class Transport(Protocol):
     """The protocol of a transport, which sends buckets between ranks.
 
-    A rank packs a bucket into ``outbox``. The bucket is sent after ``start``, and can be read in ``inbox``
-    after ``wait``. Slots are buffers that are used alternately. With two slots, the next bucket can be packed
-    while the previous bucket is read.
+    A rank packs a bucket into ``outbox``. After ``start``, the bucket is sent, and after ``wait``, it can be
+    read in ``inbox``. Slots are buffers used in turn: with two of them, the next bucket can be packed while
+    the previous one is read.
     """
 
     name: str  # as shown in weights.json and plans
@@ -29,41 +29,43 @@ class Transport(Protocol):
     copies: bool  # True if it needs its own memory for received messages
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Allocate ``slots`` buffers. send, receive: bytes of the largest bucket that this rank sends or
-        receives. Every rank must call this."""
+        """Allocate ``slots`` buffers. Every rank must call this.
+
+        send, receive: bytes of the largest bucket that this rank sends or receives.
+        """
 
     def outbox(self, slot: int) -> Tensor:
-        """Return the buffer into which this rank packs the bucket of a slot, uint8 [send]."""
+        """Return the buffer into which this rank packs the bucket in a slot, uint8 [send]."""
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
-        """Return sender → message for this rank in the bucket, uint8. Each call for a slot returns the same
+        """Return the bucket's messages to this rank, uint8, by sender. Every call for a slot returns the same
         memory."""
 
     def begin(self, version: int) -> None:
         """Begin a transfer of weights with this version."""
 
     def start(self, slot: int, bucket: Round) -> None:
-        """Start to send the packed bucket and to receive this rank's messages of the bucket."""
+        """Start sending the packed bucket and receiving this rank's messages."""
 
     def wait(self) -> None:
-        """Wait until the latest started bucket has arrived. The timeout of the group limits the wait."""
+        """Wait until the bucket started last has arrived, for no longer than the group's timeout."""
 
     def release(self) -> None:
-        """Report that this rank has read the bucket. Call this before the same slot is packed again."""
+        """Report that this rank has read the bucket. Call this before packing the same slot again."""
 
     def versions(self) -> dict[int, int]:
-        """Return sender → version of its weights, for all messages since ``begin``."""
+        """Return the version of each sender's weights, for all messages since ``begin``."""
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Return the sum of ``numbers``, int64, over all ranks. The sum wraps around."""
+        """Return the sum of ``numbers``, int64, over all ranks, with wraparound."""
 
     def close(self) -> None:
-        """Free the memory of the transport."""
+        """Free the transport's memory."""
 
 
 class AllToAll:
-    """A transport that sends each bucket with one ``all_to_all_single``, over gloo or NCCL. device: the
-    device of the buffers. The group's collectives must support this device."""
+    """A transport that sends each bucket with one ``all_to_all_single``, over gloo or NCCL. ``device`` is
+    where its buffers are, and must be supported by the group's collectives."""
 
     name = "alltoall"
     copies = True
@@ -76,18 +78,20 @@ class AllToAll:
         self._agreed: Any = None
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Allocate ``slots`` buffers per direction. send, receive: bytes of the largest bucket that this rank
-        sends or receives."""
+        """Allocate ``slots`` buffers per direction.
+
+        send, receive: bytes of the largest bucket that this rank sends or receives.
+        """
         self._out = [torch.empty(send, dtype=torch.uint8, device=self.device) for _ in range(slots)]
         self._in = [torch.empty(receive, dtype=torch.uint8, device=self.device) for _ in range(slots)]
         self._versions = torch.zeros(dist.get_world_size(self.group), dtype=torch.int64, device=self.device)
 
     def outbox(self, slot: int) -> Tensor:
-        """Return the buffer into which this rank packs the bucket of a slot, uint8."""
+        """Return the buffer into which this rank packs the bucket in a slot, uint8."""
         return self._out[slot]
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
-        """Return sender → message for this rank in the bucket, uint8."""
+        """Return the bucket's messages to this rank, uint8, by sender."""
         ends = list(accumulate(bucket.received))
         return {
             peer: self._in[slot][end - size : end]
@@ -96,7 +100,7 @@ class AllToAll:
         }
 
     def begin(self, version: int) -> None:
-        """Begin a transfer, and send the version of this rank's weights to all ranks."""
+        """Begin a transfer by sending the version of this rank's weights to all ranks."""
         own = torch.full((1,), version, dtype=torch.int64, device=self.device)
         self._agreed = dist.all_gather(
             list(torch.split(self._versions, 1)), own, group=self.group, async_op=True
@@ -111,14 +115,14 @@ class AllToAll:
         self.received += into.numel()
 
     def wait(self) -> None:
-        """Wait until the messages of the bucket have arrived."""
+        """Wait until the bucket's messages have arrived."""
         self._work.wait()
 
     def release(self) -> None:
-        """Do nothing, because no other rank reads this rank's buffers."""
+        """Do nothing, since no other rank reads this rank's buffers."""
 
     def versions(self) -> dict[int, int]:
-        """Return rank → version of its weights."""
+        """Return the version of each rank's weights."""
         self._agreed.wait()
         return dict(enumerate(self._versions.tolist()))
 
@@ -132,7 +136,7 @@ class AllToAll:
 
 
 class Parcels:
-    """Buffers for messages that the caller transports from ``Resharder.pack`` to ``Resharder.unpack``, for
+    """Buffers for messages that the caller carries from ``Resharder.pack`` to ``Resharder.unpack``, for
     example in Ray's object store. The caller also sums the digests (``Verifier.terms``,
     ``Verifier.compare``)."""
 
@@ -142,7 +146,7 @@ class Parcels:
         self.received, self._out = 0, torch.empty(0, dtype=torch.uint8)
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Allocate one buffer. send: bytes of the largest bucket."""
+        """Allocate one buffer for buckets of up to ``send`` bytes."""
         self._out = torch.empty(send, dtype=torch.uint8)
 
     def outbox(self, slot: int) -> Tensor:
@@ -155,8 +159,8 @@ class Parcels:
 
 
 def summed(numbers: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
-    """Return the sum of ``numbers`` over the ranks of the group. The sum is computed on ``device`` and
-    returned on the device of ``numbers``."""
+    """Return the sum of ``numbers`` over the group's ranks. It is computed on ``device`` and returned on the
+    device of ``numbers``."""
     on_device = numbers.to(device, copy=True)
     dist.all_reduce(on_device, group=group)
     return on_device.to(numbers.device)

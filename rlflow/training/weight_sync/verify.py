@@ -1,5 +1,5 @@
-"""Check with digests that every destination holds the trainers' weights. The digest of a tensor does not
-depend on its layout."""
+"""Use digests to check that every destination holds the trainers' weights. A tensor's digest doesn't depend
+on its layout."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(values: Tensor, box: Box) -> int:
-    """Return the digest of the elements of a box as a signed 64-bit integer. The digest of a larger box is
-    the sum of the digests of its parts. ``values`` has the shape of the box and any strides."""
+    """Return the digest of a box's elements as a signed 64-bit integer. The digest of a larger box is the sum
+    of the digests of its parts.
+
+    values: the elements, in the shape of the box and with any strides.
+    """
     if not values.numel():
         return 0
     if not box:
@@ -32,8 +35,8 @@ def digest(values: Tensor, box: Box) -> int:
 
 
 def _summed(values: Tensor, box: Box) -> Tensor:
-    """Return [rows]: the term of each row (first dimension) in the digest, before it is multiplied by the
-    coefficient of the row."""
+    """Return [rows]: each row's term in the digest (a row is an index of the first dimension), before it is
+    multiplied by the row's coefficient."""
     terms = bits(values).to(torch.int64)
     for dim in range(values.dim() - 1, 0, -1):
         terms = (terms * _coefficients(dim, box[dim], values.device)).sum(-1)
@@ -41,7 +44,7 @@ def _summed(values: Tensor, box: Box) -> Tensor:
 
 
 def bits(values: Tensor) -> Tensor:
-    """Return the values as signed integers with the same bits."""
+    """Reinterpret the values as signed integers with the same bits."""
     return values.detach().contiguous().view(_INTEGERS[values.element_size()])
 
 
@@ -52,8 +55,8 @@ def _coefficients(dim: int, span: tuple[int, int], device: torch.device) -> Tens
 
 @lru_cache(maxsize=64)
 def coefficients(dim: int, size: int) -> Tensor:
-    """Return int64 [size]: odd pseudorandom numbers (splitmix64) for the positions along dimension ``dim``.
-    The n-th number does not depend on ``size``."""
+    """Return odd pseudorandom numbers (splitmix64) for the positions along dimension ``dim``, int64 [size].
+    The n-th number doesn't depend on ``size``."""
     return splitmix((torch.arange(size) + (dim << 40)) * GOLDEN) | 1
 
 
@@ -65,9 +68,9 @@ def wrapped(number: int) -> int:
 class Verifier:
     """Compares digests of weights after a transfer.
 
-    For each distinct box that a rank needs, the trainers together compute a digest. If several trainer ranks
-    hold an element, only one of them counts it. Every rank then compares this digest with the digest of its
-    own copy of the box. Each replica is therefore checked, and only one number per box is sent.
+    For each distinct box that a rank needs, the trainers together compute a digest, in which each element is
+    counted by only one of the ranks that hold it. Every rank then compares this digest with that of its own
+    copy of the box. This checks each replica while sending only one number per box.
     """
 
     def __init__(
@@ -81,14 +84,14 @@ class Verifier:
 
     @cached_property
     def _boxes(self) -> dict[tuple[str, Box], int]:
-        """The number of each distinct (tensor name, box) that a rank needs. The numbers are the same on all
+        """The number of each distinct (tensor name, box) that a rank needs, which is the same on all
         ranks."""
         boxes = ((name, box) for name, spread in self.plan.target.tensors.items() for box in spread.holders())
         return {key: index for index, key in enumerate(boxes)}
 
     @cached_property
     def _counted(self) -> dict[str, list[Box]]:
-        """Tensor name → the boxes that this rank counts in the digests, because it is the first rank that
+        """The boxes that this rank counts in the digests, by tensor name, because it is the first rank that
         holds them."""
         names = self.plan.target.tensors
         return {
@@ -101,18 +104,18 @@ class Verifier:
         }
 
     def check(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Compare digests on all ranks. total: a function that sums a tensor over all ranks. Raises
-        TransferError if a digest differs."""
+        """Compare digests on all ranks, raising TransferError on any rank whose copies differ. ``total`` sums
+        a tensor over all ranks."""
         self.compare(total(self.terms()))
 
     def terms(self) -> Tensor:
-        """Return int64 [boxes]: what this rank contributes to the digest of each distinct box. The digest is
-        the sum over all ranks, which wraps around."""
+        """Return what this rank contributes to the digest of each distinct box, int64 [boxes]. A digest is
+        the sum over all ranks, with wraparound."""
         return torch.tensor([self._sent(name, box) for name, box in self._boxes], dtype=torch.int64)
 
     def compare(self, sums: Tensor) -> None:
         """Compare the digests of this rank's copies with ``sums``, the trainers' digest of each box. Raises
-        TransferError that names the tensors that differ."""
+        TransferError, naming the tensors, if any differ."""
         expected = sums.tolist()
         wrong = [
             f"{name} {list(piece.box)}"
