@@ -48,7 +48,7 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        """The total size of all tensors and files in bytes. On disk, headers and the state come on top."""
+        """The total size of all tensors and files in bytes. On disk, headers and the run's state add to this."""
         return sum(tensors.size(members) for members in self.tensors.values()) + sum(
             len(data) for data in self.files.values()
         )

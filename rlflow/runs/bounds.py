@@ -92,8 +92,8 @@ class RunTotals:
     def add(self, spans: Sequence[Span], start: float, seconds: float) -> None:
         """Add an iteration that began at ``start`` and took ``seconds``.
 
-        ``spans``: when each node ran. Time before ``start``, when rows were sampled ahead of training, isn't
-        a delay.
+        ``spans``: when each node ran. Anything before ``start`` was done ahead of training and doesn't count
+        as a delay.
         """
         self.iterations += 1
         self.seconds += seconds
@@ -115,8 +115,8 @@ class RunTotals:
     def _decided(self, path: Sequence[Span], start: float, seconds: float) -> None:
         """Count an iteration under its critical path.
 
-        A node that contains other nodes appears on the path once, where it last ran, with all its time on the
-        path.
+        A node that contains other nodes appears on the path only once, in its last position, with all its
+        time on the path.
         """
         on_path: dict[str, float] = {}
         for span in path:

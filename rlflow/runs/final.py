@@ -225,7 +225,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def bounds_text(totals: RunTotals) -> str:
-    """Return a table of a run's nodes, followed by lines that say what limited its speed."""
+    """Return a table of a run's nodes, and lines that say what limited its speed."""
     bounds = totals.bounds
     if not bounds.iterations:
         return "no iteration was completed"

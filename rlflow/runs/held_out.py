@@ -128,7 +128,7 @@ def usable_sets(
 
 
 def evaluated_role(graph: Graph, roles: Roles, sets: Sequence[HeldOutSet], options: Options) -> str | None:
-    """Return the first role to evaluate, or None if no reward can score held-out prompts or there are none."""
+    """Return the first role to evaluate, or None if there are no held-out prompts that a reward can score."""
     return evaluation_role(graph, roles, options) if sets else None
 
 

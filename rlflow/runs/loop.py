@@ -423,8 +423,8 @@ class Loop:
     def _saved(self, between: Between, copied: bool) -> bool:
         """Save the state that the models still have, and return True.
 
-        If workers have died, return False if there is an in-memory checkpoint (``copied``), and raise
-        RemoteError if not.
+        If workers have died, return False as long as there is an in-memory checkpoint (``copied``), or else
+        raise RemoteError.
         """
         between.put_back(self.context.engine)
         try:

@@ -112,7 +112,7 @@ def _samples(node: Node, role: str) -> bool:
 
 
 def _learned(account: RowAccount, source: str) -> bool:
-    """Return whether some of a node's rows are used for more than reading, unlike a baseline's rows."""
+    """Return whether some of a node's rows are learned from and not just read, as a baseline's rows are."""
     return any(end.fate is not RowOutcome.READ for (name, end), _ in account.ends.items() if name == source)
 
 

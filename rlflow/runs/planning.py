@@ -141,7 +141,7 @@ def streaming(graph: Graph, roles: Roles, rewards: RewardNames, options: Options
     """Return what ``--stream`` may stream in this run.
 
     Reward functions may be streamed because they score each row by itself. A reward model may be streamed if
-    its backend gives a row the same score alone as in a batch. ``roles``: the roles that are models.
+    its backend scores a row the same alone as in a batch. ``roles``: the roles that are models.
     """
     if options.stream < 2:
         return Streaming()
@@ -179,7 +179,7 @@ class PlacedRoles:
 
     @property
     def where(self) -> Placement:
-        """The placement. A run in one process is placed on that process."""
+        """The placement. If the run has only one process, everything is placed there."""
         return self.placement or here(self.needs)
 
 

@@ -237,7 +237,9 @@ def without_float64(flow: Flow, *plans: Mapping[str, Any]) -> list[str]:
 
 
 def _first_difference(one: Path, other: Path) -> str | None:
-    """Return the first column or metric that differs between two runs, with its iteration, or None."""
+    """Return the first column or metric that differs between two runs, with its iteration, or None if they
+    are equal.
+    """
     table = keys.read(one)
     for file, names in (("samples.jsonl", ("prompt", "completion", "scores")), ("metrics.jsonl", ())):
         lines = [objects(Growing(folder / file).lines()) for folder in (one, other)]

@@ -57,7 +57,7 @@ def start_or_resume(
     reporter: Reporter,
     start: Callable[[], RunResult],
 ) -> RunResult:
-    """Call ``start`` or, with ``--resume auto`` and an existing run of that name, resume that run.
+    """Call ``start``, or resume the run of that name if it exists and ``--resume auto`` is set.
 
     If the existing run has no checkpoint yet, it starts at its first iteration. Raises whatever ``start`` and
     ``resume`` raise, including RunHeld if the run is in progress in another process, and PlanError with the

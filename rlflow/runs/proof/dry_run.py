@@ -274,7 +274,7 @@ class DryRuns:
 
 
 def stretched(scoring: Scoring, factor: float) -> Scoring:
-    """Return a scoring function whose scores are ``factor`` times those of ``scoring``."""
+    """Scale a scoring function: its scores are multiplied by ``factor``."""
     return lambda node, axis: scoring(node, axis) * factor
 
 

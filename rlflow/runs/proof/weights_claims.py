@@ -336,7 +336,7 @@ class WeightsClaims(SamplerClaims):
 
 
 def only_rounding(node: str, direction: Direction, new: New) -> Claim | None:
-    """Return a claim that an update's gradient is nothing but rounding, or None if it is more than that.
+    """Return a claim if an update's gradient is nothing but rounding errors, or None otherwise.
 
     With such a claim, the claims about weights aren't checked. ``new``: the model's outputs.
     """
