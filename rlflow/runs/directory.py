@@ -232,7 +232,7 @@ class RunFolder:
             return None
 
     def close(self) -> None:
-        """Stop watching the folder."""
+        """Close the folder's file descriptor."""
         os.close(self._handle)
 
 

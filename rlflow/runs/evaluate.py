@@ -378,9 +378,9 @@ def shown(accuracy: Accuracy) -> dict[Figure, float]:
 
 
 def of_source(name: str, role: str = "") -> Figure:
-    """Return the metric for a share named as by ``by_source``, such as ``sampled/SOURCE``.
+    """Return the metric for a share with a name from ``by_source``, such as ``sampled/SOURCE``.
 
-    Only the first slash separates the source, since metric names contain no slash.
+    Everything after the first slash is the source.
     """
     figure, _, source = name.partition("/")
     return Figure(Of.EVALUATION, figure, role=role, part=source)

@@ -154,7 +154,9 @@ EVALUATION: dict[str, Any] = {"held_out": 512, "eval": [], "eval_samples": 1}
 
 
 def _same_evaluation(saved: Mapping[str, Any], options: Options) -> bool:
-    """Return whether a fork evaluates as the original run did, so that the last evaluation is still valid."""
+    """Return whether a fork evaluates in the same way as the original run, whose last evaluation is then
+    still valid.
+    """
     before, now = saved.get("options"), json.loads(json.dumps(dataclasses.asdict(options), default=str))
     return isinstance(before, dict) and all(
         before.get(name, default) == now[name] for name, default in EVALUATION.items()
@@ -260,8 +262,8 @@ def _of_former_backends(
 ) -> list[str]:
     """Return the flags for settings that the run's new backends don't have, or [] if no backend changes.
 
-    Flags that are among ``changes`` are left out. ``shared``: the names of settings for all roles. The last
-    of ``roles`` stands for all roles without settings of their own.
+    Flags in ``changes`` are left out. ``shared``: the names of settings that apply to all roles. The last of
+    ``roles`` stands for all roles without settings of their own.
     """
     if not any(flag.rpartition(".")[2] in ("backend", *SIDES) for flag in changes):
         return []

@@ -23,7 +23,7 @@ from rlflow.services.running import Gpus, Services
 
 
 def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
-    """Assign GPUs to the run's services, and hide these GPUs from the run itself.
+    """Return the GPUs of the run's services, and hide them from the run itself.
 
     Call this before the run initialises a GPU. Raises PlanError like ``gpu_shares``.
     """
@@ -36,8 +36,8 @@ def reserved_gpus(declared: Sequence[Service], options: Options) -> Gpus:
 def gpu_shares(declared: Sequence[Service], options: Options) -> tuple[Gpus, Sequence[str]]:
     """Return which GPUs each of the run's services gets, and which are left for the run.
 
-    Raises PlanError if there are too few, or if the run joins an existing Ray cluster, where Ray assigns GPUs
-    itself.
+    Both are empty if no service needs a GPU. Raises PlanError if there are too few GPUs, or if the run joins
+    an existing Ray cluster, where Ray assigns GPUs itself.
     """
     wanting = [each.name for each in declared if each.gpus]
     if not wanting:
