@@ -2,11 +2,11 @@
 
     FlowError    the author of the algorithm, before anything runs
     PlanError    the user who chose the settings, the data or the placement
-    StageError   the author of the stage, which raised while it ran; the original exception is its cause
-    RunHeld      the user: another process uses the same run directory
-    RemoteError  another process raised (the record is in ``failure``), or does not answer: Late, Dead
+    StageError   the author of the stage, which failed while it ran; the original exception is its cause
+    RunHeld      the user, because another process is using the same run directory
+    RemoteError  it depends: another process raised an error (see ``failure``) or doesn't answer (Late, Dead)
 
-Every message names the place, the value found, the expected value, the nearest known name if there is one,
+Every message gives the place, the value found, the value expected, the nearest known name if there is one,
 and the remedy.
 """
 

@@ -21,7 +21,7 @@ from rlflow.monitoring.recorded import Recorded, recorded
 from rlflow.monitoring.tables import output
 
 GRAPH = "graph.msgpack"
-LINES = 12  # most printed lines of the difference between two graphs
+LINES = 12  # how many lines of the difference between two graphs are printed
 WIDTH = 100  # columns of charts if the width of the terminal is unknown
 
 

@@ -190,7 +190,7 @@ class RunConfig:
     every_role: Mapping[str, Any] = field(default_factory=dict)  # settings for all roles (--NAME)
     # all of the above by flag, unparsed; a run records them
     values: Mapping[str, Any] = field(default_factory=dict)
-    own: tuple[str, ...] = ()  # names of all settings that the flow has
+    own: tuple[str, ...] = ()  # names of all the flow's settings
     # call, such as actor.generate#2 → settings that override the flow
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # rewards that only score a set given with --eval; not in options.reward

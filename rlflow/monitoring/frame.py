@@ -22,7 +22,7 @@ from rlflow.monitoring.recorded import Curve
 
 STAGES = 8  # how many nodes get a bar, slowest first
 RECENT = 20  # how many of the last iterations the remaining time is estimated from
-CHART, LINES = 72, 4  # most columns of the learning curve, and its number of lines
+CHART, LINES = 72, 4  # maximum columns of the learning curve, and its lines
 OWN = 6  # how many metrics of the author's own stages are shown
 POLICY = ("actor", "policy")  # roles whose updates are shown
 SHOWN = {

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 LINE = 2000  # bytes after which a line is split
-WAITING = 1000  # most lines that wait; if there are more, the oldest are dropped
+WAITING = 1000  # how many lines can wait; beyond that, the oldest are dropped
 
 
 class Lines:

@@ -17,9 +17,9 @@ from rlflow.monitoring.reporter import Rows, RunInfo, State
 
 ENDED = {"done": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 SAMPLES = "samples.json"
-MOST_ROWS = 400  # most rows in the table of samples, which is written again completely each time
+MOST_ROWS = 400  # maximum rows in the table of samples, all of which is rewritten every time
 LONGEST_PARAMETER = 500
-PARAMETERS = 100  # most parameters in one call, limited by MLflow
+PARAMETERS = 100  # MLflow's limit on the parameters in one call
 NOT_IN_NAMES = re.compile(r"[^\w.\- /:]", re.ASCII)  # MLflow refuses a call if a name has such a character
 
 

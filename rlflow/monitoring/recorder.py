@@ -46,7 +46,7 @@ class Recorder:
         if self._status:
             self._status = replace(self._status, iteration=number + 1)
             if self._clock() - self._written >= EVERY_SECONDS:
-                # do not wait for the disk, since the next write follows within seconds
+                # don't wait for the disk, because the next write comes within seconds
                 self._put(self._status, flush=False)
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
@@ -58,7 +58,7 @@ class Recorder:
         """Add a note to notes.txt, with secrets masked."""
         if self._run is None:
             self._early.append(text)
-        # do not record notes after the end, which are the summary
+        # notes after the end are the summary, which isn't recorded
         elif self._notes and self._status and self._status.state == "running":
             line = printable(masked(text)[:LONGEST_NOTE]).replace("\n", "\n  ")
             self._notes.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")

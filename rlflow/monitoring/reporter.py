@@ -32,7 +32,7 @@ class RunInfo:
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings as in settings.json
     held_out: int = 0  # number of held-out prompts in an evaluation
     done: int = 0  # number of iterations that a resumed run had already finished
-    shown: str = ""  # the folder as a short path, relative to the folder in which the run was started
+    shown: str = ""  # a short path of the folder, relative to where the run was started
 
     @property
     def place(self) -> str:

@@ -93,7 +93,7 @@ NAMED_VALUE = re.compile(  # api_key=VALUE, "api_key": "VALUE", --api-key VALUE
 KEY_BEGIN, KEY_END = (
     re.compile(rf"-----{word} [A-Z0-9 ]{{0,20}}PRIVATE KEY-----") for word in ("BEGIN", "END")
 )
-KEY_LINES = 200  # most lines of a private key
+KEY_LINES = 200  # maximum number of lines in a private key
 PLAIN = re.compile(r"""[^\s"'<>\[\]{}()|,;&]*""")
 _remembered: set[str] = set()
 
@@ -156,7 +156,7 @@ class MaskedLines:
     """Masks secrets in text that arrives line by line, including private keys of several lines."""
 
     def __init__(self) -> None:
-        self._within = 0  # most lines that may still follow of a private key; 0 outside a key
+        self._within = 0  # how many more lines of a private key may follow; 0 outside a key
 
     def __call__(self, line: str) -> str:
         """Return a line with secrets masked. Pass it without its newline."""

@@ -24,7 +24,7 @@ class ServedProcess:
         str  # starting, serving, silent, dead (not restarted), ended, or elsewhere (not started by the run)
     )
     starts: int = 0  # how often the process was started
-    pid: int = 0  # process id, which another process may have by now; 0 without a process
+    pid: int = 0  # process id, which may belong to another process by now; 0 if there is no process
     log: str = ""  # the file with its output, relative to the run's folder
 
 

@@ -70,8 +70,8 @@ def _cell(value: Any) -> str:
 
 NAMES = ("tensorboard", "wandb", "mlflow")
 TABLE_EVERY = 10  # iterations from one table of samples to the next; samples.jsonl has all samples
-WAITING = 10_000  # most records that wait in the queue for a slow tracker
-# state of a run → most seconds for closing a tracker
+WAITING = 10_000  # how many records can wait for a slow tracker
+# state of a run → how many seconds closing a tracker may take
 CLOSE_SECONDS = {"done": 30.0, "failed": 20.0, "interrupted": 5.0}
 SLOW_SECONDS = 30.0  # if a record takes longer than this, a warning is printed
 

@@ -25,7 +25,7 @@ class Process:
         # clock ticks from the machine's start to the process's start; empty if the system does not report it
         str
     )
-    boot: str  # id of the machine's present start; empty if the system does not report it
+    boot: str  # id of the machine's current boot; empty if the system doesn't report it
     space: str  # id of the pid namespace: the same pid means different processes in different containers
     host: str  # name of the machine
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, RemoteFailure, SkipIteration, Stopped
 
 UNPRINTABLE = "<exception str() failed>"  # as in Python's own tracebacks
-LAST = 3  # most lines that a message names; those nearest to the error are chosen
+LAST = 3  # how many lines a message names, those closest to the error
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
 _OURS = str(Path(__file__).parents[1]) + os.sep  # the folder of rlflow

@@ -26,10 +26,10 @@ from urllib.parse import quote, urljoin, urlsplit
 from rlflow.errors import printable
 from rlflow.processes.clients.patience import Passing, Patience, Unanswered, left
 
-TOKEN = "RLFLOW_SERVE_TOKEN"  # the variable with the token of `rlflow serve`, which clients send
+TOKEN = "RLFLOW_SERVE_TOKEN"  # the variable with the token that clients send to `rlflow serve`
 LONGEST = 16 << 20  # maximum size of an answer in bytes, unless the client sets another limit
-QUOTED = 200  # most characters that a message quotes from a body or header
-REDIRECTS = 5  # most redirects that a request follows
+QUOTED = 200  # how many characters of a body or header a message quotes
+REDIRECTS = 5  # how many redirects a request follows
 MOVED = (301, 302, 303, 307, 308)
 BUSY = (408, 425, 429)  # a retry may succeed after these statuses, and after any status from 500 on
 TELLING = ("Location", "WWW-Authenticate", "Allow", "Retry-After")  # headers that explain a failure

@@ -71,9 +71,9 @@ def _entries(folder: str, without: tuple[str, ...] = ()) -> Iterator[str]:
 GPUS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
 CACHE = 16 << 20  # maximum size in bytes of a file that a scorer's libraries write
 FILE = 16 << 30  # maximum size in bytes of a file that a user's reward writes
-OPEN = 256  # most open files of a process that only computes
-FILES = 4096  # most open files of other processes
-PROCESSES = 4096  # most processes in addition to those that the user has now; the kernel does not limit root
+OPEN = 256  # maximum number of open files of a process that only computes
+FILES = 4096  # maximum number of open files of other processes
+PROCESSES = 4096  # how many more processes the user may have than now; the kernel doesn't limit root
 ALONE = (
     *kernel.NETWORK,
     *kernel.PROGRAMS,

@@ -22,7 +22,7 @@ from rlflow.processes.watchdog.stacks import show_stacks
 
 BEAT_SECONDS = 0.25  # seconds between two heartbeats, which show that the interpreter's threads can run
 CLOSE_SECONDS = 10.0  # time for the watchdog to end the processes of a run
-STARTS = 3  # most starts of the watchdog, which can itself be killed
+STARTS = 3  # how often the watchdog is started, since it can be killed too
 # The watchdog imports this package, but no other package of rlflow.
 CODE = "import sys; sys.path.append(sys.argv[1]); from watchdog.watchdog_process import main; main()"
 

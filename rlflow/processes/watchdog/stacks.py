@@ -21,7 +21,7 @@ SECONDS = 2.0  # time limit for writing stacks
 PAUSE = 0.001  # seconds between two checks of a thread
 SIGNAL = signal.SIGUSR2
 HEADER = "Stack (most recent call first):\n"  # the first line of a thread's stack
-FRAMES = 8  # most frames that are shown from a stack
+FRAMES = 8  # how many frames of a stack are shown
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 # (file, function) of a frame → whether the part of the stack that is shown ends before this frame.
 Outer = Callable[[str, str], bool]

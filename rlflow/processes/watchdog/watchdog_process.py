@@ -1,14 +1,14 @@
 """The watchdog's own process. It checks the watched process four times a second.
 
-- It kills a run that cannot end itself because C code holds the interpreter's lock. It does so if a node or a
-  call of a native library has passed its deadline, or if the run was asked to stop.
-- If the process has vanished, it reports this on the terminal and in status.json.
-- When the process ends, in whatever way, it ends all processes that the run has started, and removes the
+- If C code holds the interpreter's lock, a run can't end itself. The watchdog kills it once a node or a call
+  of a native library is past its deadline, or if the run was asked to stop.
+- If the process vanishes, the watchdog reports this on the terminal and in status.json.
+- When the process ends, however it ends, the watchdog ends all processes that the run started and removes the
   run's private folders.
 
-``beside.py`` starts this file and sends it messages. The file uses only the standard library, so that it
-starts within milliseconds. Time during which the watched process is stopped (SIGSTOP, Ctrl-Z), or during
-which the watchdog cannot run, does not count.
+``beside.py`` starts this file and sends it messages. It uses only the standard library, so that it starts
+within milliseconds. Time doesn't count while the watched process is stopped (SIGSTOP, Ctrl-Z) or the watchdog
+can't run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ASKED_SECONDS = 5.0  # how long a run that was asked to stop may hold its interp
 AGAIN_SECONDS = 1.0  # the same time after a second request to stop
 # Time for a killed process to disappear, and for its forked children to report to the watchdog.
 GONE_SECONDS = 5.0
-SHOWN = 4  # most running nodes that a message names
+SHOWN = 4  # how many running nodes a message names
 # part of the paths of the files that call nodes; a shown stack ends at such a file
 RUNNER = "/rlflow/execution/"
 STEP = re.compile(r"step-([0-9]{8,18})(?:-([0-9]{1,6}))?")
@@ -76,7 +76,7 @@ class WatchdogProcess:
     name: str  # the process's name in the tag of the processes that it starts
     heartbeat_page: HeartbeatPage
     run: WatchedRun | None = None  # None before a run has begun
-    call: NativeCall | None = None  # the present call, None without one
+    call: NativeCall | None = None  # the current call, or None
     call_ran: float = 0.0  # seconds of the call during which the process could run
     ended: bool = False  # whether the process has reported its end
     folders: list[str] = field(default_factory=list)  # private folders, removed at the end
@@ -85,7 +85,7 @@ class WatchdogProcess:
     listen: Callable[[], bool] = lambda: False
     silent: float = 0.0  # seconds without a heartbeat
     beats: int = -1  # heartbeats at the last check
-    # Number of a running node → seconds for which it has run, without time during which the process was
+    # Number of a running node → seconds it has been running, not counting time during which the process was
     # stopped.
     ran: dict[int, float] = field(default_factory=dict)
     stop_requests: list[float] = field(
