@@ -98,10 +98,10 @@ def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem
 
 @functools.cache
 def setting_types(backend: str) -> Mapping[str, Any]:
-    """Return the type of each of a backend's settings, by name, by reading its source files.
+    """Read the type of each of a backend's settings, by name, from its source files.
 
     The settings are the fields of the backend's classes named …Settings, including fields inherited from
-    other backends. A type that can't be told from the source is Any. Raises PlanError if there is no such
+    other backends. If the source doesn't determine a type, it is Any. Raises PlanError if there is no such
     backend.
     """
     types: dict[str, Any] = {}

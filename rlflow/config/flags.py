@@ -355,7 +355,10 @@ def pools_of(values: Mapping[str, Any]) -> Any:
 
 
 def _check_texts(values: Mapping[str, Any]) -> None:
-    """Raise PlanError if a string contains NUL, which file names and environment variables can't."""
+    """Raise PlanError if a string contains NUL.
+
+    File names and environment variables can't contain it.
+    """
     for name, value in values.items():
         if any(
             isinstance(each, str) and "\0" in each
@@ -396,7 +399,7 @@ def _of_a_call(name: str, roles: Iterable[str]) -> bool:
 
 
 def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]:
-    """Return a problem listing the flags that need --pools if --pools is missing, or an empty list."""
+    """If --pools is missing, return a problem that lists the flags that need it, else an empty list."""
     if config.options.pools:
         return []
     names = ("pool", "trainer.pool", "generator.pool")

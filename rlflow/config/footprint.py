@@ -1,4 +1,4 @@
-"""Work out how much memory models need on each rank, as far as their folders and backends tell."""
+"""Work out how much memory models need on each rank, as far as their folders and backends reveal it."""
 
 from __future__ import annotations
 

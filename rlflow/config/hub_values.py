@@ -1,4 +1,4 @@
-"""Resolve names on the Hub in a run's values: models become folders in the cache, data pinned names."""
+"""Resolve Hub names in a run's values. Models become folders in the cache, and data gets pinned names."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def resolve_hub_names(values: Mapping[str, Any], flags: Container[str] = HUB_FLA
 
 
 def same_name(written: Any, pinned: Any) -> bool:
-    """Whether ``pinned`` could be what the value ``written`` was resolved to."""
+    """Whether the value ``written`` could have been resolved to ``pinned``."""
     if isinstance(written, list | tuple) and isinstance(pinned, list | tuple):
         return len(written) == len(pinned) and all(map(same_name, written, pinned))
     if written == pinned or not isinstance(written, str) or not isinstance(pinned, str):

@@ -46,7 +46,7 @@ def unknown_flag(name: str, settings: Iterable[str], known: Known) -> Problem:
 
 
 def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known) -> Problem:
-    """Return the problem for a flag --ROLE.NAME that is no setting of the role's two backends.
+    """Return the problem for a flag --ROLE.NAME if neither of the role's backends has this setting.
 
     ``settings``: the settings of these backends.
     """
@@ -64,7 +64,7 @@ def unknown_setting(role: str, name: str, settings: Iterable[str], known: Known)
 
 
 def unknown_own(name: str, known: Known) -> Problem:
-    """Return the problem for a flag --hp.NAME that is no setting of the flow."""
+    """Return the problem for a flag --hp.NAME if the flow has no such setting."""
     return Problem(
         "unknown-setting",
         f"there is no setting 'hp.{name}'",

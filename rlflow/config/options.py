@@ -105,7 +105,7 @@ class Options:
 
     @property
     def copies_every(self) -> int:
-        """How many iterations apart the in-memory checkpoints of the models are, or 0 for none.
+        """The number of iterations between in-memory checkpoints of the models, or 0 if there are none.
 
         Pools recover from these checkpoints if a worker dies.
         """

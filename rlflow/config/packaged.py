@@ -1,4 +1,4 @@
-"""Packaged tasks: the data, model and settings of a run that is given no ``--model`` and ``--data``.
+"""Packaged tasks: the data, model and settings of a run without ``--model`` and ``--data``.
 
 Some algorithms have a TOML file of their own. The others share a default file.
 """

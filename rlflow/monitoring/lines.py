@@ -44,7 +44,7 @@ class Lines:
 
 
 class WaitingLines:
-    """Collects lines in a worker until its next answer, which takes them along."""
+    """Collects lines in a worker, which sends them along with its next answer."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=WAITING)

@@ -91,7 +91,7 @@ class Tracker(Protocol):
     def table(self, step: int, rows: Rows) -> None:
         """Write rows of samples.
 
-        Their columns are those of prompt, completion, answer, finish and scores that the run has.
+        The columns are prompt, completion, answer, finish and scores, or those of them that the run has.
         """
 
     def close(self, state: State) -> None:

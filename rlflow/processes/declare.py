@@ -150,8 +150,8 @@ def short(flag: str) -> str:
 def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
     """Whether a flag about a service may be given when a run is resumed.
 
-    Allowed are settings other than the command, the same command again, and a new URL for a service that the
-    run doesn't start. ``recorded``: the flags that the run was started with.
+    You can change settings other than the command, repeat the same command, or give a new URL for a service
+    that the run doesn't start. ``recorded``: the flags that the run was started with.
     """
     head, _, rest = flag.partition(".")
     name, _, setting = rest.partition(".")

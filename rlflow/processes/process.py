@@ -47,7 +47,7 @@ class Process:
     def alive(self) -> bool | None:
         """Whether the process still exists, running or stopped.
 
-        None if this can't be told because the process is on another machine or in another container.
+        None if there is no way to tell, because the process is on another machine or in another container.
         """
         elsewhere = self.host != socket.gethostname()
         if self.boot != boot() or (elsewhere and not self.boot):

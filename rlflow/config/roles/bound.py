@@ -80,7 +80,10 @@ Roles = Mapping[str, BoundRole]
 
 
 def model_uses(graph: Graph) -> list[RoleUse]:
-    """Return the roles used by the flow that need a model, which are all but rewards that aren't trained."""
+    """Return the roles that the flow uses and that need a model.
+
+    Only rewards that aren't trained don't need one.
+    """
     used = {node.role for node in used_nodes(graph)}
     return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
 
@@ -263,7 +266,7 @@ def no_side(name: str, half: str, role: str) -> Problem:
 
 
 def folders(roles: Iterable[BoundRole]) -> Iterator[Path]:
-    """Yield the model folders of roles, each of them once."""
+    """Yield the model folders of roles, without duplicates."""
     yield from dict.fromkeys(role.folder for role in roles if role.folder is not None)
 
 
@@ -297,7 +300,7 @@ def has_weight_check(role: BoundRole, options: Options) -> bool:
 
 
 def shares_weights(role: BoundRole, options: Options) -> bool:
-    """Whether a role's generator samples from the very tensors that its trainer updates.
+    """Whether a role's generator samples from the same tensors that its trainer updates.
 
     This requires a single process, no staleness, the same dtype on both sides, and no offloading.
     """
