@@ -1,4 +1,4 @@
-"""Filter and sort the runs that `rlflow runs` lists by state, settings and latest metrics."""
+"""Filter and sort the output of `rlflow runs` by state, settings and latest metrics."""
 
 from __future__ import annotations
 

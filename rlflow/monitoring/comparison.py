@@ -112,7 +112,7 @@ class Comparison:
         return {name: values for name, values in settings.items() if name not in {GRAPH, *NO_ARM}}
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything that is printed as plain values."""
+        """Return everything that is printed, as plain values."""
         runs = [
             {
                 "run": str(run.folder),

@@ -6,8 +6,8 @@
     ROLE.update/NAME                ROLE/NAME (second update line of the role: ROLE#2/NAME)
     reward/mean                     critic/score/mean (another reward role: rewards/ROLE/mean)
     reward/NAME_mean                rewards/NAME/mean (one of several weighted rewards)
-    evaluation/SET/FIGURE val/SET/accuracy and val/SET/accuracy_greedy (a set given with --eval); mean@n,
-                                    pass@k and maj@k: val-core/SET/acc/mean@n, …/best@k/mean, …/maj@k/mean
+    evaluation/SET/FIGURE           val/SET/accuracy, val/SET/accuracy_greedy (a set given with --eval)
+    evaluation/SET/mean@n           val-core/SET/acc/mean@n (pass@k: …/best@k/mean; maj@k: …/maj@k/mean)
     other names                     as in TABLE below, or unchanged
 
 A node's seconds are timing_s/NODE. Steps count finished iterations.

@@ -68,7 +68,7 @@ class MLflow:
         self._client.log_batch(self._id, metrics=values)
 
     def table(self, step: int, rows: Rows) -> None:
-        """Add rows to the table of samples, and write it again."""
+        """Add rows of samples to the table, and rewrite the whole table."""
         if not self._rows:
             artifacts = json.dumps([{"path": SAMPLES, "type": "table"}])
             # because of this tag, MLflow's pages show the file as a table

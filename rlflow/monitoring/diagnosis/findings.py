@@ -70,7 +70,7 @@ def _finding(rule: Rule, run: Evidence, values: Mapping[str, float | None]) -> F
 def _filled(text: str, values: Mapping[str, float]) -> str:
     """Fill the values of measures into a message. ``values``: the known measures, by name.
 
-    If a value isn't known, the brackets around it are left out.
+    If a value isn't known, the part in brackets that would show it is left out.
     """
     names = {name for _, name, _, _ in string.Formatter().parse(text) if name}
     if names <= set(values):
