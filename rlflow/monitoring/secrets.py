@@ -111,7 +111,7 @@ def telling(name: str) -> bool:
 def redacted(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a nested mapping with secrets masked.
 
-    Short numbers, booleans and None are kept, because settings such as --hp.key_dim are no secrets.
+    Short numbers, booleans and None are kept, because settings such as --hp.key_dim aren't secrets.
     """
     return _redacted(mapping, _values())
 

@@ -319,7 +319,8 @@ def curves(run: Recorded) -> list[RenderableType]:
 def sparkline(values: Sequence[float], width: int = CURVE) -> str:
     """Draw a curve in at most ``width`` characters.
 
-    Each character is the mean of an equal part of the values, scaled to the range of these means.
+    The values are split into equal parts. Each character shows the mean of one part, scaled to the range of
+    all means.
     """
     count = min(width, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []

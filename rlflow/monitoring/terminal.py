@@ -67,7 +67,7 @@ def steady() -> Iterator[None]:
 def fitted(text: str, stream: TextIO) -> str:
     """Wrap lines at the width of the terminal. Text for a pipe or a file keeps its long lines.
 
-    Continuation lines are indented to the text after a label, such as ` found: `.
+    Continuation lines are indented to the text after a label such as ``found:``.
     """
     if not stream.isatty():
         return text

@@ -1,6 +1,6 @@
 """The Weights & Biases tracker. It never asks for a key.
 
-It is online if there is a key or WANDB_MODE says so. Otherwise, it writes to the run's folder.
+It is online if there is a key or WANDB_MODE says so. Otherwise, it is offline and writes to the run's folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Child: a child process that can be ended together with all its descendants."""
+"""A child process that can be ended together with all its descendants."""
 
 from __future__ import annotations
 
