@@ -2,7 +2,7 @@
 its gradient and its optimizer state.
 
 Each layer is gathered for its forward pass and again for its backward pass. The embedding, final norm and
-language-model head are gathered together for the entire pass. With ``tensor_parallel``, neighboring ranks
+language-model head are gathered together for the entire pass. With ``tensor_parallel``, neighbouring ranks
 also share the matrix products of each layer. The backend has a Trainer but no Generator. Its arithmetic is
 that of the local backend, and in a process without a torch group, where there's nothing to shard, it behaves
 like the local trainer.

@@ -50,7 +50,7 @@ def _sdpa_mask(
     use_vmap: bool = False,
     **options: Any,
 ) -> Tensor | PackedMask | StepMask | None:
-    """Stand in for the mask function of transformers. The behavior differs only inside ``known`` and for
+    """Stand in for the mask function of transformers. The behaviour differs only inside ``known`` and for
     packed or branched rows."""
     visible = options.get("mask_function", causal_mask_function)
     if (packed := mask_of_packed(options.get("local_size"), visible, use_vmap)) is not None:

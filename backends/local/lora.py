@@ -172,8 +172,8 @@ def save_adapter(
 
 
 def _targets(module: Any, names: list[str]) -> list[str]:
-    """Return the adapted layers for PEFT's config. The last parts of their names (such as q_proj) are used if
-    every layer with these has an adapter, and full names otherwise."""
+    """Return the adapted layers for PEFT's config: just the last parts of their names (such as q_proj) if
+    every layer with such a name has an adapter, and full names otherwise."""
     last = {name.rpartition(".")[2] for name in names}
     others = {
         name.rpartition(".")[2]

@@ -34,8 +34,8 @@ def computes_low(spec: ModelSpec) -> bool:
 
 
 def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tuple[Any, nn.Linear | None]:
-    """Return the model, as loaded by ``load``, and its head, or None for log-probs. Adapters are added but
-    not initialised. See ``load_network``."""
+    """Return the model, as loaded by ``load``, and its head (None for log-probs). Adapters are added but not
+    initialised. See ``load_network``."""
     adapters = settings if settings is not None and settings.lora and spec.trained else None
     if adapters:
         lora.peft_package()  # raise before reading the weights if it is missing

@@ -141,8 +141,8 @@ class Trainer:
         )
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
-        """Run ``forward``, and keep the autograd graph until the weights change if the batch is a single
-        micro-batch. An update that begins with the same rows then reuses it."""
+        """Run ``forward``. If the batch is a single micro-batch, its autograd graph is kept until the weights
+        change, and an update that begins with the same rows reuses it."""
         return self.forward(batch, want, ahead=self.optimizer is not None)
 
     def update(

@@ -71,7 +71,7 @@ HOTTEST = 2.0  # vLLM refuses higher temperatures
 class Generator:
     """Samples responses with vLLM, using the weights last passed to ``receive``.
 
-    If ``tensor_parallel`` is greater than 1, that many neighboring ranks share an engine, and rlflow calls
+    If ``tensor_parallel`` is greater than 1, that many neighbouring ranks share an engine, and rlflow calls
     them with the same rows. Each group of ranks has an engine of its own, and engines may sample at different
     times.
     """

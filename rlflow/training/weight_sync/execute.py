@@ -125,8 +125,8 @@ class Resharder:
             )
 
     def verify(self) -> None:
-        """Raise TransferError if the digests of the destinations differ from those of the trainers' weights.
-        Every rank must call this."""
+        """Raise TransferError if the digests of this rank's destinations differ from those of the trainers'
+        weights. Every rank must call this."""
         self.verifier.check(self.transport.total)
 
     def close(self) -> None:

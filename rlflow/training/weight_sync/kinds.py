@@ -84,5 +84,5 @@ def row_parallel(name: str, shape: tuple[int, ...]) -> int | None:
 
 def tensor_parallel(shapes: Shapes, dtype: str, size: int, ranks: int) -> WeightLayout:
     """Return the layout of ``ranks / size`` tensor-parallel replicas of a model, each split across ``size``
-    neighboring ranks."""
+    neighbouring ranks."""
     return sharded(shapes, dtype, [Cut([rank % size for rank in range(ranks)], size, row_parallel)])
