@@ -69,8 +69,10 @@ class Branches:
         self._put(of)
 
     def _put(self, of: Tensor) -> None:
-        """Assign each row a place, given the index ``of`` its prompt. Every prompt gets as many places as the
-        prompt with the most rows needs."""
+        """Assign each row a place. Every prompt gets as many places as the prompt with the most rows needs.
+
+        of: the index of each row's prompt.
+        """
         self.of, counts = of, torch.bincount(of)
         self.most = int(counts.max())
         self.even = bool((counts == self.most).all())

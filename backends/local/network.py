@@ -126,7 +126,8 @@ class Network:
         """Return all trained parameters by Hugging Face name, including the value head. A tied parameter
         appears only once.
 
-        A critic's language-model head isn't trained. With adapters, only they are trained, not the backbone.
+        A critic's language-model head isn't trained. With adapters, the adapters are trained and the backbone
+        isn't.
         """
         named = {lora.plain(name): p for name, p in self.module.named_parameters() if p.requires_grad}
         if self.kind == "values":

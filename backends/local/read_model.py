@@ -130,7 +130,7 @@ def _first_sentence(error: Exception) -> str:
 def load_whole(
     kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any
 ) -> Any:
-    """Load all of a model of the Auto class ``kind``.
+    """Load a complete model of the Auto class ``kind``.
 
     Raises PlanError if the folder lacks a weight that isn't in ``allowed``, or if a weight has the wrong
     shape or isn't finite.

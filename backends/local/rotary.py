@@ -42,7 +42,7 @@ def hold(module: Any, tokens: int) -> int | None:
 
 
 def _following(module: nn.Module) -> Iterator[tuple[Any, str | None, Boundary]]:
-    """Yield (layer, kind of attention layer, boundary) for each layer whose rotations depend on the longest
+    """Yield (layer, kind of attention layer, boundary) for each rotary layer that depends on the longest
     row."""
     for layer in module.modules():
         if hasattr(layer, "rope_type") and hasattr(layer, "config"):

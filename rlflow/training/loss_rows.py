@@ -134,8 +134,8 @@ def token_counts(batch: Batch) -> Tensor:
 def group_of(batch: Batch) -> Tensor:
     """Return the number of each row's group, counted from 0, int64 [rows].
 
-    Adjacent rows with the same value in the column ``group`` form a group. Without this column, rows with the
-    same position in the data stream do.
+    Adjacent rows with the same value in the column ``group`` form a group. If there is no such column, rows
+    with the same position in the data stream form one.
     """
     if "group" not in batch:
         return batch.axis.slots

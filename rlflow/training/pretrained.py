@@ -65,7 +65,8 @@ def length_boundaries(config: Any) -> dict[str | None, Boundary]:
     """For each kind of layer, return the row length at which its rotary frequencies change. The key None
     stands for all layers.
 
-    Only the rope types longrope and dynamic have such a boundary, so for most models the result is empty.
+    Only the rope types longrope and dynamic have such a boundary. The result is empty if the model's
+    frequencies never change.
     """
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None)

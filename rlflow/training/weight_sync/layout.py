@@ -84,8 +84,8 @@ class WeightLayout:
         return sum(spread.nbytes for spread in self.tensors.values())
 
     def among(self, before: int, after: int) -> WeightLayout:
-        """Return this layout with ranks of other pools, which hold nothing, added: ``before`` of them before
-        its own ranks and ``after`` of them after."""
+        """Return a wider layout that includes ranks of other pools, which hold nothing: ``before`` of them
+        come first and ``after`` of them last."""
         padded: dict[tuple[tuple[Box, ...], ...], tuple[tuple[Box, ...], ...]] = {}
         for spread in self.tensors.values():
             padded.setdefault(spread.boxes, (((),) * before) + spread.boxes + (((),) * after))

@@ -256,7 +256,7 @@ class Stats:
 
 
 def by_rank(rank: Numbers, elements: Numbers, ranks: int) -> Numbers:
-    """Return the sum of ``elements`` for each rank, int64 [ranks]. ``rank`` has the rank of each of them."""
+    """Sum ``elements`` by rank, int64 [ranks]. ``rank`` says which rank each entry belongs to."""
     return np.bincount(rank, elements, ranks).astype(np.int64)
 
 
