@@ -15,8 +15,9 @@ from torch import Tensor
 class FollowUpTokens(NamedTuple):
     """Where in their responses follow-up prompts continue (`ask` with ``tokens_until``).
 
-    ``place``, int64 [follow-up prompts]: position in the source row's response of the first token left out of
-    the prompt. ``lengths``, int64 [source rows]: number of response tokens in each source row.
+    ``place``, int64 [follow-up prompts]: which token of the source row's response is the first one that isn't
+    in the prompt, counted from 0. ``lengths``, int64 [source rows]: each source row's number of response
+    tokens.
     """
 
     place: Tensor
@@ -29,7 +30,7 @@ class FollowUpTokens(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """The rows of a batch. Two batches have the same rows only if they share one Axis object."""
+    """The rows of a batch. Batches only have the same rows if they share the same Axis object."""
 
     # int64 [rows, 2 or more], the path of each row: (position in the data stream, sample number). Each `ask`
     # or join adds two numbers: the number of the group along the new axis, and the row's number within the

@@ -133,7 +133,7 @@ class Data:
 
 
 def group_column(axis: Axis) -> Data:
-    """Return the column ``group`` of an axis."""
+    """Make the column ``group`` for an axis."""
     return Data(TABLE["group"].kind, axis.group_numbers)
 
 
@@ -323,9 +323,9 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """Return one batch with the rows of all batches, one batch after another.
+        """Join batches into one, with the rows of one batch after another.
 
-        Raises FlowError if their columns differ.
+        Raises FlowError if their columns differ, or if there are no batches.
         """
         if not batches:
             raise FlowError(

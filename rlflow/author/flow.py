@@ -148,10 +148,10 @@ def flow(
 
 
 def repeat(body: Callable[..., Any], prompts: Any, *, groups: int, tries: int) -> Any:
-    """Call ``body(prompts) -> batch`` on more and more prompts until enough groups are kept.
+    """Call ``body(prompts) -> batch`` until enough groups are kept.
 
-    The first call gets ``prompts``, and later calls get new ones. A group is kept if it is True in ``keep``,
-    a bool group column of the returned batch. Calls stop once ``groups`` groups are kept, or after ``tries``
+    The first call gets ``prompts``, and later calls get new ones. The batch must have ``keep``, a bool group
+    column that is True for groups to keep. Calls stop once ``groups`` groups are kept, or after ``tries``
     calls. Returns a batch of the kept groups, in prompt order. With fewer than ``groups``, the iteration
     trains on those and prints a warning; with none, it is skipped.
     """

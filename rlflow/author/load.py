@@ -221,7 +221,7 @@ def _load_error(path: Path, error: BaseException) -> FlowError:
 
 
 def exported() -> tuple[str, ...]:
-    """Return the names that algorithms may import from rlflow."""
+    """Return the names that algorithms can import from rlflow."""
     return engines().exports
 
 

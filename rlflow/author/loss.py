@@ -33,7 +33,7 @@ class Loss:
     def __call__(self, new: Any, *columns: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
         """Call the loss's function and return (value, metrics).
 
-        If the function returns only a value, the metrics are empty.
+        If it returns just a value, the metrics are empty.
         """
         result = self.function(new, *columns, **settings)
         return result if isinstance(result, tuple) else (result, {})

@@ -140,5 +140,5 @@ def _syntax(thing: types.FunctionType | type) -> str:
 
 
 def _shown(code: types.CodeType) -> list[Any]:
-    """Return the constants of compiled code as text, without the memory addresses of nested code."""
+    """Return the constants of compiled code, leaving out the memory addresses of nested code."""
     return [(c.co_code, _shown(c)) if isinstance(c, types.CodeType) else c for c in code.co_consts]

@@ -76,7 +76,7 @@ def default_store() -> Any:
 
 
 def gloo_options(address: str, timeout: timedelta) -> Any:
-    """Return the options of a gloo group whose ranks connect to this address."""
+    """Return options for a gloo group whose ranks connect to this address."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices, options._timeout = [gloo.create_device(hostname=address)], timeout

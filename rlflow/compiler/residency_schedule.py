@@ -118,7 +118,7 @@ class MemorySchedule:
 
     @property
     def peak_without(self) -> int:
-        """What the maximum would be if all parts always stayed in memory."""
+        """What ``peak`` would be if all parts always stayed in memory."""
         return max((self.held(moment, self.sizes) for moment in (*self.moments, *self.beside)), default=0)
 
     @property

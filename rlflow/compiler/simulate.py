@@ -94,7 +94,7 @@ class Simulation:
 
 
 def evenly(rows: float) -> float:
-    """Rows end at a constant rate: a share ``rows`` of a node's rows is done after that share of its time."""
+    """Assume a constant rate: a share ``rows`` of a node's rows is done after that share of its time."""
     return rows
 
 
@@ -162,7 +162,7 @@ class _Clock:
     _since: dict[int, float] = field(default_factory=dict)  # unit → when it started
 
     def carry_out(self, instructions: Iterable[Instruction]) -> bool:
-        """Carry out the scheduler's instructions. Return True if the iteration is over."""
+        """Carry out the scheduler's instructions. Returns True if the iteration is over."""
         for instruction in instructions:
             if isinstance(instruction, StartNode):
                 self._start(instruction.node)

@@ -1,4 +1,4 @@
-"""Statistics over the rows of a group. NaN means a missing value, which is skipped rather than counted as 0."""
+"""Statistics over the rows of a group. NaN means a missing value, which is skipped and never counts as 0."""
 
 from __future__ import annotations
 

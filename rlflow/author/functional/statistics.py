@@ -36,7 +36,7 @@ def row_sum(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def row_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of x over each row's tokens under the mask, [rows]; 0 for a row without tokens."""
+    """Return the mean of x over each row's tokens under the mask, [rows], or 0 if a row has none."""
     return row_sum(x, mask) / mask.sum(1).clamp(min=1)
 
 

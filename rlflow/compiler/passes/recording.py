@@ -106,9 +106,9 @@ def last(graph: Graph) -> dict[str, Column]:
 
 
 def of_policies(graph: Graph) -> dict[str, dict[str, Column]]:
-    """For each trained role that samples, return the rows' columns that its first update learns from.
+    """Return the columns of the rows that each role's first update learns from: role → name → column.
 
-    They are given by role, then by name. If there is only one such role, the result is empty.
+    Only trained roles that sample are included. If there is just one, the result is empty.
     """
     policies = {use.name for use in graph.roles if use.trained and use.generates}
     updates: dict[str, Node] = {}
