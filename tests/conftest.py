@@ -114,6 +114,7 @@ def _forked(folder, rank, count, action):
     child = os.fork()
     if child:
         return child
+    gc.freeze()  # garbage of earlier tests, such as process groups, could wait for threads that a fork does not have
     code, said = 1, ""
     try:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"

@@ -5,6 +5,7 @@ The fixture `checked` runs the ranks that check backends with ``contract.py``; a
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -255,6 +256,7 @@ def forked(action, raised):
     child = os.fork()
     if child:
         return child
+    gc.freeze()  # garbage of earlier tests could wait for threads that a fork does not have
     code = 1
     try:
         warnings.simplefilter("ignore")  # warnings are errors in tests

@@ -1,6 +1,7 @@
 """Offloading really frees memory and restores its contents."""
 
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -33,6 +34,7 @@ def test_the_memory_of_a_process_shrinks_and_its_bits_return():
 def test_memory_between_other_allocations_is_freed():
     child = os.fork()
     if child == 0:
+        gc.freeze()  # garbage of earlier tests could wait for threads that a fork does not have
         code = 1
         try:
             ctypes.CDLL(None).mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: allocate everything from the heap
