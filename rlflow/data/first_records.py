@@ -16,7 +16,7 @@ from rlflow.data.faults import Room, refused
 from rlflow.data.hub_names import hub_data
 from rlflow.data.json_fields import NOTHING, Wanted
 from rlflow.data.paths import is_task
-from rlflow.data.source import TRIED, read_data
+from rlflow.data.source import TRIED, Reading, read_data
 from rlflow.errors import PlanError
 
 
@@ -46,16 +46,18 @@ def open_first(
     name = os.path.expanduser(os.fspath(spec))
     if not is_task(name) and hub_data(name) is not None:
         raise Undecided
-    about = (fields or {}, columns or {}, wanted, split, task or {}, seed, bad, completions, evaluates)
+    reading = Reading(
+        fields or {}, columns or {}, wanted, split, task or {}, seed, bad, completions, evaluates, limit=TRIED
+    )
     try:
-        data = read_data(name, *about, limit=TRIED)
+        data = read_data(name, reading)
         if not data["records"]:
             raise refused(data["name"], data["faults"], len(data["faults"]), Room())
     except PlanError:
-        if bad == "skip" and _has_more(name, split, evaluates):
+        if bad == "skip" and _has_more(name, reading):
             raise Undecided from None
         raise
-    if bad == "skip" and _lacks(data, wanted) and _has_more(name, split, evaluates):
+    if bad == "skip" and _lacks(data, wanted) and _has_more(name, reading):
         raise Undecided
     if wanted.conversation:
         data["declared"] = {**data["declared"], CONVERSATION: text}
@@ -68,10 +70,10 @@ def _lacks(data: Mapping[str, Any], wanted: Wanted) -> bool:
     return any(not {name, field_column(name)} & {*data["declared"]} for name in required)
 
 
-def _has_more(name: str, split: str | None, evaluates: bool) -> bool:
+def _has_more(name: str, reading: Reading) -> bool:
     """Whether a file or folder has more lines than a check reads. Raises PlanError if it cannot be read."""
     if is_task(name):
         return False
     source = records.opened(Path(name))
-    chosen = source.chosen(split, "test" if evaluates else "train")
-    return next(islice(source.items(chosen), TRIED, None), None) is not None
+    chosen = source.chosen(reading.split, reading.usual_split)
+    return next(islice(source.items(chosen), reading.limit, None), None) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,18 +80,10 @@ def open_data(
     wording = Wording(encoder.chats if chat is None else chat, system, template, variables)
     if isinstance(encoder, TokenizerEncoder):
         encoder.check_variables()
-    data = read_data(
-        os.path.expanduser(os.fspath(spec)),
-        fields or {},
-        columns or {},
-        wanted,
-        split,
-        task or {},
-        seed,
-        bad,
-        completions,
-        evaluates,
+    reading = Reading(
+        fields or {}, columns or {}, wanted, split, task or {}, seed, bad, completions, evaluates
     )
+    data = read_data(os.path.expanduser(os.fspath(spec)), reading)
     if wanted.conversation:
         data["records"] = _with_conversations(data["records"], wording)
         data["test"] = _with_conversations(data.get("test", ()), wording)
@@ -104,31 +96,39 @@ def open_data(
     return dataset if max_prompt is None else _short_enough(dataset, max_prompt)
 
 
-def read_data(
-    name: str,
-    fields: Mapping[str, str | None],
-    columns: Mapping[str, Kind],
-    wanted: Wanted,
-    split: str | None,
-    task: Mapping[str, Any],
-    seed: int,
-    bad: Literal["stop", "skip"],
-    completions: bool,
-    evaluates: bool,
-    limit: int | None = None,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Reading:
+    """How to read the records of a source. The fields are the arguments of ``open_data`` with these names."""
+
+    fields: Mapping[str, str | None]
+    columns: Mapping[str, Kind]
+    wanted: Wanted
+    split: str | None
+    task: Mapping[str, Any]
+    seed: int
+    bad: Literal["stop", "skip"]
+    completions: bool
+    evaluates: bool
+    limit: int | None = None  # read only this many lines of each split, and draw one question of a task
+
+    @property
+    def usual_split(self) -> str:
+        """The split to read if none is named."""
+        return "test" if self.evaluates else "train"
+
+
+def read_data(name: str, reading: Reading) -> dict[str, Any]:
     """Return the records of a file, folder or task, and what was found in them, as arguments of ``Dataset``.
 
-    ``limit``: read only so many lines of each split, and draw only one question of a task. The other
-    arguments are those of ``open_data``. Raises PlanError.
+    Raises PlanError.
     """
     if is_task(name):
-        _unused({"fields": fields, "split": split}, f"{name} is a reasoning-gym task")
-        return _drawn(name.removeprefix(gym.PREFIX), task, columns, seed, limit)
-    if task:
-        raise _no_setting(next(iter(task)), name)
-    where = hub_data(name) or Path(name)
-    return _read(where, fields, columns, wanted, split, bad, completions, evaluates, limit)
+        unread = {"fields": reading.fields, "split": reading.split}
+        _unused(unread, f"{name} is a reasoning-gym task")
+        return _drawn(name.removeprefix(gym.PREFIX), reading)
+    if reading.task:
+        raise _no_setting(next(iter(reading.task)), name)
+    return _read(hub_data(name) or Path(name), reading)
 
 
 def _with_conversations(questions: Sequence[Record], wording: Wording) -> Sequence[Record]:
@@ -190,10 +190,9 @@ def _no_setting(setting: str, name: str) -> PlanError:
     )
 
 
-def _drawn(
-    task: str, parameters: Mapping[str, Any], columns: Mapping[str, Kind], seed: int, limit: int | None
-) -> dict[str, Any]:
-    for name in columns:
+def _drawn(task: str, reading: Reading) -> dict[str, Any]:
+    parameters = reading.task
+    for name in reading.columns:
         if name not in gym.COLUMNS:
             raise PlanError.of(
                 "data-field",
@@ -202,10 +201,10 @@ def _drawn(
                 expected=f"data with a field '{name}'",
                 remedy="use such data, or a flow that does not declare the column",
             )
-    if limit is None:
-        questions, doubles = gym.draw(task, parameters, seed)
+    if reading.limit is None:
+        questions, doubles = gym.draw(task, parameters, reading.seed)
     else:
-        questions, doubles = gym.draw_one(task, parameters, seed), 0
+        questions, doubles = gym.draw_one(task, parameters, reading.seed), 0
     return {
         "name": task,
         "records": questions,
@@ -215,63 +214,59 @@ def _drawn(
     }
 
 
-def _read(
-    where: Path | HubName,
-    fields: Mapping[str, str | None],
-    columns: Mapping[str, Kind],
-    wanted: Wanted,
-    split: str | None,
-    bad: Literal["stop", "skip"],
-    completions: bool,
-    evaluates: bool,
-    limit: int | None,
-) -> dict[str, Any]:
+def _read(where: Path | HubName, reading: Reading) -> dict[str, Any]:
     commit = ""
     if isinstance(where, HubName):
         where = hub.pinned(where)
         commit = where.commit or ""
     source = records.opened(where)
-    if limit is not None:
-        source = source.limited(limit)
-    part = (where.split if isinstance(where, HubName) else None) or split
-    chosen = source.chosen(part, "test" if evaluates else "train")
-    name = source.name
-    own = {
-        name: field
-        for name, field in fields.items()
-        if name in (*FIELDS, *columns) or name not in wanted.names
-    }
+    if reading.limit is not None:
+        source = source.limited(reading.limit)
+    part = (where.split if isinstance(where, HubName) else None) or reading.split
+    chosen = source.chosen(part, reading.usual_split)
     problems: list[Problem] = []
     first = next(_raw(source, chosen), None)
-    mapping = _mapping(_raw(source, chosen), own, columns, bad, completions) if first is not None else None
-    if mapping and wanted.any:
-        each = (item.fields for item in _raw(source, chosen))
-        taken = {"prompt", *mapping.fields, *columns}
-        mapping = replace(mapping, json_fields=choose_fields(each, wanted, fields, taken))
+    mapping = _fitting(source, chosen, reading) if first is not None else None
     usable = stored(_records(source.items(chosen), mapping, problems))
     if not usable and not problems:
         raise source.empty()
-    apart = not part and not evaluates
+    apart = not part and not reading.evaluates
     count = len(usable) + len(problems)
     test, of_test = _test_records(source, chosen, mapping, count) if mapping and apart else ([], [])
     problems += of_test
     faults = [Fault("unreadable", problem) for problem in sorted(problems, key=_line)]
-    if faults and (bad == "stop" or mapping is None):
-        raise refused(name, faults, len(usable) + len(faults), Room())
+    if faults and (reading.bad == "stop" or mapping is None):
+        raise refused(source.name, faults, len(usable) + len(faults), Room())
     sources = {**mapping.fields, **mapping.json_fields.columns} if mapping else {}
-    declared = {**columns, **dict.fromkeys((name for name in sources if name.startswith(FIELD)), text)}
+    declared = dict.fromkeys((name for name in sources if name.startswith(FIELD)), text)
     return {
-        "name": name,
+        "name": source.name,
         "commit": commit,
         "records": usable,
         "test": test,
         "splits": source.names,
         "split_read": chosen,
-        "declared": declared,
+        "declared": {**reading.columns, **declared},
         "fields": sources,
         "faults": tuple(faults),
         "unread": _unread(first, sources) if first is not None else (),
     }
+
+
+def _fitting(source: Splits, split: str, reading: Reading) -> Mapped:
+    """Return the mapping of fields that fits the records of a split, with the fields that rewards read."""
+    fields, wanted = reading.fields, reading.wanted
+    own = {
+        name: field
+        for name, field in fields.items()
+        if name in (*FIELDS, *reading.columns) or name not in wanted.names
+    }
+    mapping = _mapping(_raw(source, split), own, reading)
+    if not wanted.any:
+        return mapping
+    each = (item.fields for item in _raw(source, split))
+    taken = {"prompt", *mapping.fields, *reading.columns}
+    return replace(mapping, json_fields=choose_fields(each, wanted, fields, taken))
 
 
 def _raw(source: Splits, split: str) -> Iterator[Raw]:
@@ -315,25 +310,19 @@ def _unread(first: Raw, fields: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(str(name) for name in first.fields if name not in needed)
 
 
-def _mapping(
-    raw: Iterable[Raw],
-    fields: Mapping[str, str | None],
-    columns: Mapping[str, Kind],
-    bad: Literal["stop", "skip"],
-    completions: bool = False,
-) -> Mapped:
+def _mapping(raw: Iterable[Raw], fields: Mapping[str, str | None], reading: Reading) -> Mapped:
     """Return the mapping of fields that fits the first record.
 
-    With ``bad`` = "skip", the first record that has all required fields is used instead. Raises PlanError if
-    no mapping fits.
+    If bad records are skipped, the first record that has all required fields is used instead. Raises
+    PlanError if no mapping fits.
     """
     errors: list[PlanError] = []
     for item in raw:
         try:
-            return mapped(item, fields, columns, completions)
+            return mapped(item, fields, reading.columns, reading.completions)
         except PlanError as error:
             errors.append(error)
-            if bad == "stop" or len(errors) == TRIED:
+            if reading.bad == "stop" or len(errors) == TRIED:
                 break
     raise errors[0]
 
