@@ -172,40 +172,36 @@ def _arrow_files(folder: Path, split: str) -> list[Path]:
 
 def _cached(name: HubName, patterns: Sequence[str]) -> Path | None:
     """Return the folder of a pinned name if the cache has these files, or None. Doesn't use the network."""
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     with contextlib.suppress(LocalEntryNotFoundError):
-        return Path(
-            snapshot_download(
-                name.repository,
-                repo_type=name.kind,
-                revision=name.revision,
-                allow_patterns=list(patterns),
-                ignore_patterns=list(OTHERS),
-                local_files_only=True,
-            )
-        )
+        return _folder(name, patterns, only_cached=True)
     return None
 
 
 def _snapshot(name: HubName, patterns: Sequence[str]) -> Path:
     """Return a name's folder in the cache, after fetching those of these files that it lacks."""
-    from huggingface_hub import snapshot_download
-
     _no_bars_in_files()
     try:
-        return Path(
-            snapshot_download(
-                name.repository,
-                repo_type=name.kind,
-                revision=name.revision,
-                allow_patterns=list(patterns),
-                ignore_patterns=list(OTHERS),
-            )
-        )
+        return _folder(name, patterns)
     except Exception as error:
         raise refusal(name, error) from error
+
+
+def _folder(name: HubName, patterns: Sequence[str], only_cached: bool = False) -> Path:
+    """Return a name's folder in the cache, with huggingface_hub's own errors."""
+    from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(
+            name.repository,
+            repo_type=name.kind,
+            revision=name.revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=list(OTHERS),
+            local_files_only=only_cached,
+        )
+    )
 
 
 def _no_bars_in_files() -> None:
