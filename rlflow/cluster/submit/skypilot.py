@@ -7,18 +7,17 @@ These end after the primary task. SkyPilot makes each task reachable as the host
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from rlflow.cluster.submit.documents import joined
+from rlflow.cluster.submit.joining import all_joined, within
 from rlflow.cluster.submit.keeping import MOUNT
 from rlflow.cluster.submit.target import GROUP, HEAD, RAY_HERE, RAY_PORT, TOKEN, LaunchTarget, quoted
 from rlflow.errors import PlanError
 from rlflow.processes.declare import PORT, Service
 
 MAIN, WORKERS = "run", "workers"
-JOIN_SECONDS = 900  # time limit for machines to join the run's Ray, from the start of their task
 SETUP = "pip install 'rlflow-dag[{extras}]'"
 
 
@@ -94,7 +93,11 @@ def _main(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
     run = [
         *exports,
         *(ray if target.apart else []),
-        *(_ray_waits(target) if target.apart else []),
+        *(
+            all_joined(target.settings.nodes, f'"{RAY_HERE}"', "not all machines have joined the Ray")
+            if target.apart
+            else []
+        ),
         target.command(urls),
     ]
     return _task(
@@ -102,42 +105,11 @@ def _main(target: LaunchTarget, urls: dict[str, str]) -> dict[str, Any]:
     ) | _kept(target)
 
 
-def _within(condition: str, failure: str) -> list[str]:
-    """Return shell lines that repeat ``condition`` until it succeeds.
-
-    After JOIN_SECONDS, they print ``failure`` and exit with status 1.
-    """
-    return [
-        f"until {condition}; do",
-        (
-            f"  if [ $SECONDS -ge {JOIN_SECONDS} ]; then echo {shlex.quote(f'{failure} within {JOIN_SECONDS} s')} "
-            ">&2; exit 1; fi"
-        ),
-        "  sleep 5",
-        "done",
-    ]
-
-
-def _ray_waits(target: LaunchTarget) -> list[str]:
-    """Return shell lines that wait until all machines have joined the Ray cluster.
-
-    Otherwise, the run may find too few machines and refuse to start.
-    """
-    code = (
-        f'import ray; ray.init(address="{RAY_HERE}"); print(len([n for n in ray.nodes() if '
-        f'n["Alive"]]) >= {target.settings.nodes})'
-    )
-    return _within(
-        f'[ "$(timeout 60 python -c {shlex.quote(code)} | tail -n 1)" = True ]',
-        "not all machines have joined the Ray",
-    )
-
-
 def _workers(target: LaunchTarget) -> dict[str, Any]:
     head = f"{MAIN}-0.{GROUP}:{RAY_PORT}"
     run = [
         "export RAY_AUTH_MODE=token",
-        *_within(f'ray start --address="{head}" --disable-usage-stats --block', "no Ray to join"),
+        *within(f'ray start --address="{head}" --disable-usage-stats --block', "no Ray to join"),
     ]
     return _task(
         target, WORKERS, run, "tasks,cluster", target.settings.nodes - 1, **_machine(target)

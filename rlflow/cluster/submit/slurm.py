@@ -9,11 +9,11 @@ import re
 import shlex
 from dataclasses import replace
 
+from rlflow.cluster.submit.joining import all_joined, within
 from rlflow.cluster.submit.target import HEAD, TOKEN, LaunchTarget, quoted
 from rlflow.errors import PlanError
 
 SAVE_SECONDS = 300  # seconds before the time limit at which the run is asked to save
-JOIN_SECONDS = 900  # time limit for nodes to join the run's Ray cluster
 TIME = re.compile(r"\d+|\d+:\d{2}(:\d{2})?|\d+-\d{1,2}(:\d{2}){0,2}")
 SEEDS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*(%[1-9]\d*)?")
 RAY = '"127.0.0.1:$port"'
@@ -38,26 +38,14 @@ if [ "$again" = yes ] && [ "$code" -eq 130 ]; then
 fi
 exit "$code"
 """
-# Jobs may share a node, so each has its own port. $0 is the address of the Ray cluster.
-JOINS = """\
-until {start} --address="$0" --block; do
-  if [ $SECONDS -ge {seconds} ]; then echo "no Ray to join within {seconds} s" >&2; exit 1; fi
-  sleep 5
-done"""
-COUNTED = """\
-import ray, sys
-ray.init(address=sys.argv[1], logging_level="error")
-print(sum(node["Alive"] for node in ray.nodes()) >= {nodes})"""
+# Jobs may share a node, so each has its own port.
 RAY_STARTED = """\
 port=$((20000 + SLURM_JOB_ID % 20000))
 export RAY_AUTH_MODE=token
 export {token}="${{{token}:-$(python -c 'import secrets; print(secrets.token_hex(32))')}}"
 {start} --head --port="$port" --temp-dir="/tmp/ray-$SLURM_JOB_ID"
 srun --nodes={others} --ntasks={others}{cpus} --exclude="$SLURMD_NODENAME" bash -c {joins} "$SLURMD_NODENAME:$port" &
-until [ "$(timeout 60 python -c {counted} {ray} | tail -n 1)" = True ]; do
-  if [ $SECONDS -ge {seconds} ]; then echo "not all nodes have joined the Ray within {seconds} s" >&2; exit 1; fi
-  sleep 5
-done
+{waits}
 """
 
 
@@ -119,10 +107,11 @@ def _ray(target: LaunchTarget) -> str:
         others=target.settings.nodes - 1,
         # srun does not take this number from the job
         cpus=f" --cpus-per-task={target.settings.cpus}" if target.settings.cpus else "",
-        joins=shlex.quote(JOINS.format(start=start, seconds=JOIN_SECONDS)),
-        counted=shlex.quote(COUNTED.format(nodes=target.settings.nodes)),
-        ray=RAY,
-        seconds=JOIN_SECONDS,
+        # $0 is the first word after the script: the address of the Ray cluster
+        joins=shlex.quote("\n".join(within(f'{start} --address="$0" --block', "no Ray to join"))),
+        waits="\n".join(
+            all_joined(target.settings.nodes, "sys.argv[1]", "not all nodes have joined the Ray", [RAY])
+        ),
     )
 
 
