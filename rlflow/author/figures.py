@@ -31,7 +31,7 @@ class Of(StrEnum):
 
 
 class Figure(NamedTuple):
-    """Identifies a logged number by what it measures and where.
+    """The identity of a logged number: its quantity and its origin.
 
     Metrics returned by a single node leave ``node`` and ``role`` empty; they are filled in when logged.
     """

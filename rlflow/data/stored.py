@@ -93,7 +93,7 @@ class _RecordWriter:
             record.prompt,
             record.answer,
             record.responses,
-            # no value is a list, so that a list stands for packed messages
+            # values are never lists, so a list marks packed messages
             {name: [value] if isinstance(value, Packed) else value for name, value in record.more.items()},
             place,
             record.number,

@@ -134,7 +134,7 @@ class BackendNeeds:
 
     name: str
     purpose: str
-    packages: tuple[str, ...] = ()  # names of distributions, one of which is needed
+    packages: tuple[str, ...] = ()  # distributions to choose from; any one is enough
     release: str = ""  # prefix that the distribution's version must have
     install: str = ""  # the command that installs this distribution
 

@@ -96,7 +96,7 @@ def _is(word: str, program: str) -> bool:
 class Variables:
     """The variables that a script sets.
 
-    A variable can contain another one several times, so the total length of what is filled in is limited.
+    Values can contain other variables and grow quickly, so the total length of all values is limited.
     """
 
     def __init__(self, name: str) -> None:

@@ -118,7 +118,7 @@ def _serving(variables: Mapping[str, str]) -> Server:
 
 
 def end() -> None:
-    """End all fork servers of this process. Call this only when no run is active."""
+    """End all fork servers of this process. Runs must have ended before."""
     while _servers:
         _servers.pop().end()
 

@@ -58,7 +58,7 @@ class WatchedWorker:
 
 @dataclass(frozen=True)
 class Death:
-    """The death of a worker, with what the postmortem found."""
+    """The death of a worker, and the findings of the postmortem."""
 
     worker: WatchedWorker
     how: str  # how the worker died or why it was killed, in words

@@ -90,7 +90,7 @@ def _traced(
 def _separate_graph(tracer: Tracer, columns: Mapping[str, Kind | None]) -> Iterator[SymbolicBatch]:
     """Record the calls in the ``with`` block into a separate graph, whose data are just prompts.
 
-    Calls are counted from 0, so that random draws in an evaluation don't depend on what the flow calls.
+    The graph counts its calls from 0, so the random draws of an evaluation don't depend on the flow's own calls.
     """
     outer = tracer.recorded, tracer.state, tracer.calls
     tracer.recorded, tracer.calls, tracer.prefix, tracer.temperatures = RecordedGraph(), 0, PREFIX, False
