@@ -14,6 +14,7 @@ from rlflow.author.columns import columns, group, prompt, row, scalar, text, tok
 from rlflow.author.dispatch import ALL, DP_COMPUTE, RANK0, register_dispatch
 from rlflow.author.flow import flow, repeat
 from rlflow.author.loss import loss
+from rlflow.author.memory import ema, table
 from rlflow.author.rows import ask, choose, concat
 from rlflow.author.scope import Engines, register
 from rlflow.author.stage import stage
@@ -111,6 +112,7 @@ __all__ = [
     "compare",
     "concat",
     "drawn_tokens",
+    "ema",
     "flow",
     "gae",
     "geometric_gain",
@@ -142,6 +144,7 @@ __all__ = [
     "scalar",
     "stage",
     "stop_penalty",
+    "table",
     "text",
     "token",
     "token_covariance",

@@ -11,21 +11,24 @@ from typing import Any, overload
 
 from rlflow.author import source_lines
 from rlflow.author.columns import Kind, checked_kinds
+from rlflow.author.memory import Table
 from rlflow.author.scope import current, engines
-from rlflow.errors import FlowError, Place, Problem
+from rlflow.errors import FlowError, Place, Problem, nearest
 
 
 @dataclass(frozen=True)
 class Parameters:
     """The parameters of a flow: the data, the roles in order, ``*roles`` (``rest``), and the settings.
 
-    ``hp`` is the default of the settings parameter, or None if the flow has no settings.
+    ``hp`` is the default of the settings parameter, or None if the flow has no settings. ``memories``: the
+    parameters that ``@flow(keeps=…)`` names.
     """
 
     data: str
     roles: tuple[str, ...]
     rest: str | None = None
     hp: Any = None
+    memories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,7 @@ class Flow:
     data: Mapping[str, Kind] = field(default_factory=dict)
     state: Callable[[Any], Mapping[str, float]] | None = None
     evaluate: Callable[..., Any] | None = None
+    keeps: Callable[[Any], Mapping[str, Table]] | None = None
     trains: bool = True  # False: the flow need not update a role; `rlflow eval` has such a flow
 
     def __post_init__(self) -> None:
@@ -72,9 +76,10 @@ class Flow:
 
     @cached_property
     def parameters(self) -> Parameters:
-        """The parameters of the flow's function, sorted into data, roles and settings.
+        """The parameters of the flow's function, sorted into data, roles, memories and settings.
 
-        Raises FlowError if there is no data parameter, or if ``hp`` isn't a dataclass.
+        Raises FlowError if there is no data parameter, if ``hp`` isn't a dataclass, or if ``keeps`` names
+        something that isn't a parameter.
         """
         listed = list(inspect.signature(self.function).parameters.values())
         if (
@@ -110,7 +115,55 @@ class Flow:
                     remedy="write @dataclass(frozen=True) over the class, and hp=Settings() as the parameter",
                 )
             )
-        return Parameters(listed[0].name, roles, rest, hp)
+        kept = self.kept(hp)
+        return Parameters(
+            listed[0].name,
+            tuple(name for name in roles if name not in kept),
+            rest,
+            hp,
+            tuple(name for name in roles if name in kept),
+        )
+
+    def kept(self, hp: Any) -> dict[str, Table]:
+        """Return what the flow keeps across iterations with the settings ``hp``, by the name of its parameter.
+
+        Raises FlowError if ``keeps`` raises, or returns something else, or names no parameter of the flow.
+        """
+        if self.keeps is None:
+            return {}
+        try:
+            kept = dict(self.keeps(hp))
+        except FlowError:
+            raise
+        except Exception as error:
+            raise FlowError(self._wrong_keeps(f"{type(error).__name__}: {error}")) from error
+        names = [name for name in inspect.signature(self.function).parameters if name != "hp"][1:]
+        for name, value in kept.items():
+            if not isinstance(value, Table):
+                raise FlowError(self._wrong_keeps(f"{name!r}: {value!r}"))
+            if name not in names:
+                raise FlowError(
+                    Problem(
+                        "keeps-parameter",
+                        f"flow '{self.name}' keeps '{name}', but has no parameter of that name",
+                        self.place,
+                        found=f"({', '.join(names)})",
+                        expected=f"a parameter {name}",
+                        nearest=nearest(name, names),
+                        remedy=f"add {name} to the parameters of {self.name}, after the roles",
+                    )
+                )
+        return kept
+
+    def _wrong_keeps(self, found: str) -> Problem:
+        return Problem(
+            "keeps",
+            f"what flow '{self.name}' keeps is not declared as tables",
+            self.place,
+            found=found,
+            expected='a function of the settings that returns {"seen": table(key="prompt_id", wins=0.0)}',
+            remedy="write @flow(keeps=lambda hp: {…}) with table(…) for each name",
+        )
 
 
 @overload
@@ -120,6 +173,7 @@ def flow(
     *,
     data: Mapping[str, Kind] | None = None,
     state: Callable[[Any], Mapping[str, float]] | None = None,
+    keeps: Callable[[Any], Mapping[str, Table]] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Flow]: ...
 def flow(
@@ -128,6 +182,7 @@ def flow(
     *,
     data: Mapping[str, Kind] | None = None,
     state: Callable[[Any], Mapping[str, float]] | None = None,
+    keeps: Callable[[Any], Mapping[str, Table]] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Any:
     """Turn a function of (prompts, roles…, hp) into a flow.
@@ -137,12 +192,15 @@ def flow(
     state: a function that takes the settings and returns name → initial value. rlflow carries these scalars
     over from each iteration to the next.
 
+    keeps: a function that takes the settings and returns name → `table`. The flow has a parameter of each
+    name, and reads and writes it: what an iteration writes, the next one reads.
+
     evaluate: a function ``body(prompts, roles…) -> batch`` that replaces the usual evaluation of held-out
     prompts. Its batch must have the column ``scores``.
     """
 
     def make(function: Callable[..., Any]) -> Flow:
-        return Flow(function, checked_kinds("@flow(data=…)", data or {}), state, evaluate)
+        return Flow(function, checked_kinds("@flow(data=…)", data or {}), state, evaluate, keeps)
 
     return make(function) if function is not None else make
 

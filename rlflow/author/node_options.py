@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlflow.author.memory import Rule
 from rlflow.author.methods import OFF
 
 Value = bool | int | float | str | None | tuple[str, ...]
@@ -112,8 +113,32 @@ class ChooseOptions(NodeOptions):
     per: Literal["group", "batch"]
 
 
+@dataclass(frozen=True)
+class ReadOptions(NodeOptions):
+    """The settings of a table's `read` call."""
+
+    # why the call may miss the writes of the last iterations, when rows are sampled ahead of training
+    stale_ok: str | None
+
+
+@dataclass(frozen=True)
+class WriteOptions(NodeOptions):
+    """The settings of a table's `write` call: how it combines numbers, for each column that it reads."""
+
+    rules: tuple[Rule, ...]
+    rates: tuple[float, ...]  # of moving averages; 0 for other rules
+
+
 AnyOptions = (
-    NodeOptions | ShownOptions | GenerateOptions | UpdateOptions | RepeatOptions | AskOptions | ChooseOptions
+    NodeOptions
+    | ShownOptions
+    | GenerateOptions
+    | UpdateOptions
+    | RepeatOptions
+    | AskOptions
+    | ChooseOptions
+    | ReadOptions
+    | WriteOptions
 )
 
 

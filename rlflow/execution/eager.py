@@ -16,12 +16,13 @@ from rlflow.author.figures import Figure, Of
 from rlflow.author.flow import Flow
 from rlflow.author.joint import joined, specification
 from rlflow.author.loss import Loss
+from rlflow.author.memory import Table
 from rlflow.author.node_options import ChooseOptions, UpdateOptions
 from rlflow.author.scope import AskWay, symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source_lines import call_place, definition_place
 from rlflow.author.stage import Stage
-from rlflow.compiler.trace import column_rules, repeat_rules, rules
+from rlflow.compiler.trace import column_rules, memory_rules, repeat_rules, rules
 from rlflow.compiler.trace.row_tracer import LEFT_BEHIND
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import RowAccount
@@ -29,6 +30,7 @@ from rlflow.execution.apply import apply_stage, failing
 from rlflow.execution.computed import as_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, model_reads, reads
 from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
+from rlflow.execution.memory.tables import KeptTable
 from rlflow.execution.repeat import RepeatNames, repeat_groups
 from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
 from rlflow.training.protocols import Sampling
@@ -235,6 +237,7 @@ class Session:
     metrics: Metrics = field(default_factory=dict)
     calls: int = 0
     within: bool = False  # a `repeat` body is running
+    memory: dict[str, KeptTable] = field(default_factory=dict)  # what the iteration wrote
     _names: dict[str, int] = field(default_factory=dict)
     _tallies: dict[Figure, PartialMetric] = field(default_factory=dict)
 
@@ -457,6 +460,61 @@ class Role:
         session.log(node, {**metrics, **rows.metrics}, Of.UPDATE, self._name)
 
 
+class Memory:
+    """A table in an eager flow. Each call runs immediately, but writes take effect when the iteration ends."""
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self._name = name
+        self._engine = engine
+
+    def __repr__(self) -> str:
+        return f"<table {self._name}>"
+
+    @property
+    def _spec(self) -> Table:
+        return self._engine.memory[self._name].spec
+
+    def _call(self, method: str, batch: Any) -> tuple[Session, str, Batch]:
+        """Count a call of ``method``. Return its session, the name of its node, and the batch."""
+        session = scope.current()
+        if not isinstance(session, Session):
+            session = Session(self._engine)
+        _, node = session.next_call(f"{self._name}.{method}")
+        batch = real(node, batch)
+        check_columns(node, _reading(self._spec.key, row("int64")), batch, call_place(), None)
+        return session, node, batch
+
+    def read(self, batch: Batch, *, stale_ok: str | None = None) -> Batch:
+        """Return the table's numbers for the key of each row.
+
+        ``stale_ok``: why the numbers may be old when rows are sampled ahead of training. It has no effect
+        here.
+        """
+        session, node, batch = self._call("read", batch)
+        FlowError.refuse(memory_rules.reason(node, stale_ok, call_place()))
+        if self._name in session.memory:
+            raise FlowError(memory_rules.read_late(node, self._name, None, call_place()))
+        with failing(node, self._engine.iteration, batch, call_place()):
+            return self._engine.read(self._name, Batch(batch.axis, {"key": batch.data[self._spec.key]}))
+
+    def write(self, batch: Batch, **reducers: Any) -> None:
+        """Write columns of the batch. ``reducers``: how the numbers of a key are combined, by column."""
+        session, node, batch = self._call("write", batch)
+        FlowError.refuse(memory_rules.write_problems(node, self._name, self._spec, reducers, call_place()))
+        if self._name in session.memory or session.within:
+            raise FlowError(memory_rules.written_again(node, self._name, None, call_place()))
+        chosen = {column: memory_rules.reducer_of(reducer) for column, reducer in reducers.items()}
+        for column in chosen:
+            check_columns(node, _reading(column, row), batch, call_place(), None)
+        rows = Batch(
+            batch.axis,
+            {"key": batch.data[self._spec.key], **{column: batch.data[column] for column in chosen}},
+        )
+        with failing(node, self._engine.iteration, rows, call_place()):
+            session.memory[self._name], metrics = self._engine.write(self._name, rows, chosen)
+        session.log(node, metrics)
+
+
 def update_reads(loss: Loss) -> tuple[str, ...]:
     """Return the names of the columns that an update reads: the model's and the loss's."""
     return tuple(
@@ -491,15 +549,17 @@ class Eager:
                     remedy="roles = rlflow.roles(flow, model=…, data=…); flow(roles.take(), **roles)",
                 )
             )
-        state = dict(engine.state)
+        before, session = engine.flow_state, Session(engine)
         try:
-            with scope.entered(Session(engine)):
+            with scope.entered(session):
                 result = flow.function(prompts, *roles, **named)
         except SkipIteration:
-            engine.state, result = state, None
+            engine.flow_state, result = before, None
         except BaseException:
-            engine.state = state
+            engine.flow_state = before
             raise
+        else:
+            engine.keep({}, session.memory)
         engine.iteration += 1
         return result
 

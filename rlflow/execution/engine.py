@@ -19,6 +19,7 @@ from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import CLOCK, Kind, Level
 from rlflow.author.figures import Figure
 from rlflow.author.loss import Loss
+from rlflow.author.memory import Reducer
 from rlflow.author.node_options import ChooseOptions, UpdateOptions
 from rlflow.author.seeds import derived
 from rlflow.author.stage import Stage
@@ -27,6 +28,7 @@ from rlflow.errors import listed
 from rlflow.execution import episodes
 from rlflow.execution.follow_ups import Asking, Roles, encoded_prompts
 from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows
+from rlflow.execution.memory.tables import KeptTable
 from rlflow.execution.offload_manager import OffloadManager
 from rlflow.execution.role_model import RoleModel
 from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
@@ -67,6 +69,14 @@ HERE = CallOptions()
 
 
 @dataclass(frozen=True)
+class FlowState:
+    """What a flow carries over from one iteration to the next: its state scalars, and what it keeps."""
+
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, KeptTable] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Chunks:
     """How many chunks to split sampled rows into, and which columns each chunk needs."""
 
@@ -100,16 +110,33 @@ class Engine:
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # role → environments that answer the role between its turns
     environments: Mapping[str, EnvironmentPool] = field(default_factory=dict)
+    memory: Mapping[str, KeptTable] = field(default_factory=dict)  # what the flow keeps, by name
 
-    def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
+    def at(
+        self,
+        iteration: int,
+        weights: Mapping[str, Any] | None = None,
+        memory: Mapping[str, KeptTable] | None = None,
+    ) -> Self:
         """Return an engine for the calls of another iteration.
 
         It uses the seeds of ``iteration``, and keeps its columns until that iteration ends. ``weights``: for
-        each role, the weights to sample with; roles that aren't listed use their newest weights.
+        each role, the weights to sample with; roles that aren't listed use their newest weights. ``memory``:
+        what the calls read, by default what the flow keeps now.
         """
         later = copy.copy(self)
         later.iteration, later.weights = iteration, weights or {}
+        later.memory = self.memory if memory is None else memory
         return later
+
+    @property
+    def flow_state(self) -> FlowState:
+        """A copy of what the flow carries over. Set it to go back to an earlier copy."""
+        return FlowState(dict(self.state), dict(self.memory))
+
+    @flow_state.setter
+    def flow_state(self, flow_state: FlowState) -> None:
+        self.state, self.memory = dict(flow_state.scalars), dict(flow_state.memory)
 
     def evaluating(self) -> Self:
         """Return an engine for an evaluation.
@@ -277,6 +304,32 @@ class Engine:
         """
         if stage.on and not stage.pure:
             self.models[stage.on].version += 1
+
+    def keep(self, scalars: Mapping[str, float], memory: Mapping[str, KeptTable]) -> None:
+        """End an iteration of the flow: take over the scalars that it set, and what it wrote."""
+        self.state |= scalars
+        self.memory = {**self.memory, **memory}
+
+    def read(self, name: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
+        """Return the columns of the table ``name`` for the rows of a batch, whose column ``key`` has the keys."""
+        columns = self.memory[name].read(self.gather(batch)["key"])
+        kind = Kind(Level.ROW, "float32")
+        result = Batch(batch.axis, {column: Data(kind, value) for column, value in columns.items()})
+        return self.spread(result, self.near(batch, call_options))
+
+    def write(
+        self, name: str, batch: Batch, reducers: Mapping[str, Reducer]
+    ) -> tuple[KeptTable, PartialMetrics]:
+        """Return the table ``name`` as it will be after this iteration, and metrics. Nothing changes yet.
+
+        ``batch``: the keys in the column ``key``, and the columns to write. ``reducers``: by column. The
+        metrics are the number of keys in the table, and of keys that are new.
+        """
+        rows, before = self.gather(batch), self.memory[name]
+        columns = {column: rows[column] for column in reducers}
+        after = before.written(self.iteration, rows["key"], columns, reducers, batch.axis.keys)
+        sizes = {"keys": len(after), "new_keys": len(after) - len(before)}
+        return after, {size: PartialMetric.sum(float(count)) for size, count in sizes.items()}
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
         """Move a batch from this process to a pool. With a single process, return it unchanged."""

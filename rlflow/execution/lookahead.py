@@ -177,7 +177,11 @@ class Ahead:
             if number not in self.queue:
                 weights = weights or {role: self.engine.frozen(role) for role in self.roles}
                 oldest = self.began[max(number - self.staleness, min(self.began))]
-                self.queue[number] = self._thread.submit(self._sample, number, weights, versions, oldest)
+                memory = {
+                    name: kept.before(number - self.staleness) for name, kept in self.engine.memory.items()
+                }
+                engine = self.engine.at(number, weights, memory)
+                self.queue[number] = self._thread.submit(self._sample, engine, versions, oldest)
         sampled = self.queue[iteration].result().sampled
         if sampled.skipped:
             skip = SkipIteration(sampled.skipped)
@@ -203,15 +207,13 @@ class Ahead:
 
     # -- in the sampling thread
 
-    def _sample(
-        self, number: int, weights: Mapping[str, Any], versions: Versions, oldest: Versions
-    ) -> SampledIteration:
-        """Sample the rows of the iteration ``number``.
+    def _sample(self, engine: Engine, versions: Versions, oldest: Versions) -> SampledIteration:
+        """Sample the rows of the iteration of ``engine``, with the weights and the memory that it has.
 
-        ``weights``, ``versions``: the weights to sample with, and their versions. ``oldest``: the oldest
-        versions allowed for carried-over rows.
+        ``versions``: the versions of these weights. ``oldest``: the oldest versions allowed for carried-over
+        rows.
         """
-        engine = self._bodies.engine = self.engine.at(number, weights)
+        self._bodies.engine = engine
         cursor, outcome, prompts = self.stream.state(), Outcome(), _Prompts(self, engine)
         rows: dict[int, Batch] = {}
         try:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlflow.author.batch import Batch
+from rlflow.author.memory import Reducer
 from rlflow.author.node_options import (
     AskOptions,
     ChooseOptions,
     GenerateOptions,
     RepeatOptions,
     UpdateOptions,
+    WriteOptions,
 )
 from rlflow.compiler.graph.model import Column, Node, Op
 from rlflow.errors import SkipIteration
@@ -136,6 +138,17 @@ def _concat(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetri
     return run.engine.concat(run.store.parts(run.plan, node, run.fetch), _call_options(run, node)), {}
 
 
+def _read(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+    return run.engine.read(str(node.memory), batch, _call_options(run, node)), {}
+
+
+def _write(run: PlanRun, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
+    options, names = node.options(WriteOptions), [item.parameter for item in node.inputs[1:]]
+    reducers = dict(zip(names, map(Reducer, options.rules, options.rates), strict=True))
+    run.outcome.memory[str(node.memory)], metrics = run.engine.write(str(node.memory), batch, reducers)
+    return None, metrics
+
+
 def _repeat(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
     body = run.plan.bodies[node.id]
     states = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
@@ -162,4 +175,6 @@ PERFORM: dict[Op, Callable[[PlanRun, Node, Batch], tuple[Batch | None, PartialMe
     Op.ASK: _ask,
     Op.CHOOSE: _choose,
     Op.CONCAT: _concat,
+    Op.READ: _read,
+    Op.WRITE: _write,
 }

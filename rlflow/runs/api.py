@@ -26,7 +26,7 @@ from rlflow.config.roles.rewards import RewardNames, Rewards
 from rlflow.data.data_spec import parse_sources
 from rlflow.data.first_records import Undecided, open_first
 from rlflow.errors import FlowError, PlanError, Problem
-from rlflow.execution.eager import Role
+from rlflow.execution.eager import Memory, Role
 from rlflow.monitoring.secrets import remember
 from rlflow.monitoring.trackers import check_tracker
 from rlflow.processes.addresses import Address, addresses
@@ -171,7 +171,8 @@ def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
     weights = context.plan.program.weights
     return Roles(
         context,
-        {name: Role(name, context.engine, weights.get(name, 1.0)) for name in names},
+        {name: Role(name, context.engine, weights.get(name, 1.0)) for name in names}
+        | {name: Memory(name, context.engine) for name in flow.parameters.memories},
         settings_with_urls(hp, config.urls),
     )
 

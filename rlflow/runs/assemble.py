@@ -36,6 +36,7 @@ from rlflow.errors import Reason, listed
 from rlflow.execution.engine import Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.local_engine import LocalEngine
+from rlflow.execution.memory.saved import empty
 from rlflow.execution.offload_manager import OffloadManager
 from rlflow.execution.queues import Queues
 from rlflow.extras import VERSION
@@ -286,6 +287,7 @@ def _in_process(
         asking=inputs.asking,
         sampling=inputs.sampling,
         environments=inputs.environments,
+        memory=empty(graph.memory, options.staleness),
     )
     scorers |= {name: bound.ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
     queues.do("control", partial(rewards.load_models, device, options))

@@ -20,7 +20,7 @@ from rlflow.compiler.plan import Plan
 from rlflow.compiler.spans import flat
 from rlflow.errors import PlanError, RemoteError, SkipIteration, Stopped
 from rlflow.execution.account import RowAccount
-from rlflow.execution.engine import Engine
+from rlflow.execution.engine import Engine, FlowState
 from rlflow.execution.iteration_outcome import Outcome
 from rlflow.monitoring.reporter import Reporter
 from rlflow.runs.bounds import RunTotals
@@ -45,7 +45,7 @@ class Between:
 
     iteration: int
     cursor: Mapping[str, Any]  # position in the prompts
-    scalars: Mapping[str, float]  # the flow's scalars that carry over between iterations
+    flow_state: FlowState  # what the flow carries over between iterations
     versions: Mapping[str, int]  # role → how many updates its weights have had
 
     @staticmethod
@@ -54,17 +54,17 @@ class Between:
         return Between(
             iteration,
             cursor,
-            dict(engine.state),
+            engine.flow_state,
             {role: model.version for role, model in engine.models.items()},
         )
 
     def put_back(self, engine: Engine) -> None:
-        """Restore the flow's scalars and the version numbers of the weights, but not the weights themselves.
+        """Restore what the flow carries over and the version numbers of the weights, but not the weights.
 
         This is needed even if no weights changed: flows set scalars, and an update raises the version number
         even if it takes no step.
         """
-        engine.state = dict(self.scalars)
+        engine.flow_state = self.flow_state
         for role, version in self.versions.items():
             engine.models[role].version = version
 
@@ -90,7 +90,7 @@ class LoopState:
     """The loop's own state before an iteration, for recovery."""
 
     cursor: Mapping[str, Any]  # position in the prompts
-    scalars: dict[str, float]  # the flow's scalars that carry over between iterations
+    flow_state: FlowState  # what the flow carries over between iterations
     totals: LoopTotals
 
 
@@ -194,7 +194,7 @@ class Loop:
     def capture(self) -> LoopState:
         """Return a copy of the loop's own state, for recovery."""
         totals = LoopTotals(deepcopy(self.totals), self.last, self.skipped, self.guard.bad)
-        return LoopState(self.context.prompts.state(), dict(self.context.engine.state), totals)
+        return LoopState(self.context.prompts.state(), self.context.engine.flow_state, totals)
 
     def rewind(self, state: LoopState) -> None:
         """Move the cursor over the data back to where it was in ``state``."""
@@ -205,7 +205,7 @@ class Loop:
 
         ``state``: the loop's state before that iteration.
         """
-        self.context.engine.state = dict(state.scalars)
+        self.context.engine.flow_state = state.flow_state
         counts = state.totals
         self.totals, self.last, self.skipped, self.guard.bad = (
             deepcopy(counts.totals),
@@ -308,7 +308,7 @@ class Loop:
             self.between = None if self.context.executor.wrote else self.between
             raise
         seconds = time.monotonic() - start
-        self.context.engine.state |= outcome.state
+        self.context.engine.keep(outcome.state, outcome.memory)
         if took_steps(outcome.metrics):
             self.between = Between.of(self.context.engine, iteration + 1, self.context.prompts.state())
         self.totals.add(outcome.spans, start, seconds)
@@ -441,7 +441,7 @@ class Loop:
         if point is None or self.context.workers is None:
             return self.copy
         states, commit = self.context.workers.copied(point.commit), point.commit
-        kept = KeptState(states, commit.versions, point.driver.scalars, commit.queue)
+        kept = KeptState(states, commit.versions, point.driver.flow_state, commit.queue)
         return MemoryCopy(point.iteration, point.driver.cursor, kept)
 
     def compute(self, call: Callable[[], T]) -> T:

@@ -35,6 +35,7 @@ from rlflow.config.roles.bound import model_uses
 from rlflow.data.scorer import DataShape, Judged
 from rlflow.errors import Reason
 from rlflow.execution.lookahead import Ahead
+from rlflow.execution.memory.saved import empty
 from rlflow.execution.queues import Queues
 from rlflow.extras import VERSION
 from rlflow.runs.context import EngineInputs, Runtime
@@ -206,6 +207,7 @@ def engine_of(
         asking=inputs.asking,
         sampling=inputs.sampling,
         environments=inputs.environments,
+        memory=empty(graph.memory, options.staleness),
         grace=GRACE,
         pools=pools,
         placement=placement,

@@ -14,11 +14,14 @@ from rlflow.compiler.graph.model import Op, all_nodes
 from rlflow.compiler.graph.wire import identity
 from rlflow.compiler.residency_schedule import copying
 from rlflow.errors import PlanError, StageError, listed
+from rlflow.execution.engine import FlowState
+from rlflow.execution.memory.saved import restored, saved
 from rlflow.execution.role_model import RoleModel
 from rlflow.runs.context import RunContext, RunStart
 from rlflow.runs.evaluate import Accuracy
 
 QUEUE = "queue"  # files of rows that were sampled ahead of training
+MEMORY = "memory"  # files of what the flow keeps across iterations
 
 
 def trained(context: RunContext) -> dict[str, RoleModel]:
@@ -41,7 +44,7 @@ class KeptState:
     # (role, its trainer's state) for each role that the run may change
     states: Iterable[tuple[str, Mapping[str, Any]]]
     versions: Mapping[str, int]  # role → how many updates its weights have had
-    flow_state: Mapping[str, float]
+    flow_state: FlowState
     # rows sampled ahead of training, as returned by ``Ahead.saved``
     queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None
 
@@ -66,10 +69,13 @@ def snapshot(
         files |= {f"{role}/{name}": data for name, data in context.files.get(role, {}).items()}
     queue, rows = kept.queue or ({}, {})
     files |= {f"{QUEUE}/{name}": packed for name, packed in rows.items()}
+    memory, parts = saved(kept.flow_state.memory)
+    files |= {f"{MEMORY}/{name}": packed for name, packed in parts.items()}
     state = {
         "prompts": queue.get("cursor", dict(cursor)),
         "queue": queue,
-        "flow_state": kept.flow_state,
+        "flow_state": kept.flow_state.scalars,
+        "memory": memory,
         "versions": kept.versions,
         "seed": context.engine.seed,
         "graph": identity(context.plan.graph),
@@ -119,14 +125,14 @@ def copied(context: RunContext, iteration: int, cursor: Mapping[str, Any]) -> Me
     """Copy the models' current state, before ``iteration`` starts."""
     kept = _state_now(context, iteration)
     states = [(role, host_copy(state)) for role, state in kept.states]
-    return MemoryCopy(iteration, cursor, replace(kept, states=states, flow_state=dict(kept.flow_state)))
+    return MemoryCopy(iteration, cursor, replace(kept, states=states))
 
 
 def _state_now(context: RunContext, iteration: int) -> KeptState:
     """Return the models' current state without copying it, before ``iteration`` starts."""
     versions = {role: model.version for role, model in context.engine.models.items()}
     queue = context.ahead.saved(iteration) if context.ahead else None
-    return KeptState(_trainer_states(context), versions, context.engine.state, queue)
+    return KeptState(_trainer_states(context), versions, context.engine.flow_state, queue)
 
 
 def _trainer_states(context: RunContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -175,21 +181,25 @@ def _misfit(role: str, error: Exception) -> PlanError:
     )
 
 
-def restore(context: RunContext, saved: Snapshot) -> RunStart:
+def restore(context: RunContext, snapshot: Snapshot) -> RunStart:
     """Restore a snapshot in a prepared run, and return where to continue from.
 
     Raises PlanError if the data has changed or a role is missing.
     """
-    restore_models(context, saved)
-    context.engine.state = dict(saved.state["flow_state"])
-    context.prompts.load(saved.state["prompts"])
-    if context.ahead is not None and saved.state["queue"]:
-        start = f"{QUEUE}/"
-        files = {
-            name.removeprefix(start): rows for name, rows in saved.files.items() if name.startswith(start)
-        }
-        context.ahead.restore(saved.state["queue"], files)
+    restore_models(context, snapshot)
+    memory = restored(context.engine.memory, snapshot.state.get("memory", {}), _files(snapshot, MEMORY))
+    context.engine.flow_state = FlowState(snapshot.state["flow_state"], memory)
+    context.prompts.load(snapshot.state["prompts"])
+    if context.ahead is not None and snapshot.state["queue"]:
+        context.ahead.restore(snapshot.state["queue"], _files(snapshot, QUEUE))
     before, here = (
-        Accuracy(**accuracy) if (accuracy := saved.state.get(name)) else None for name in ("before", "here")
+        Accuracy(**accuracy) if (accuracy := snapshot.state.get(name)) else None
+        for name in ("before", "here")
     )
-    return RunStart(saved.iteration, before, saved.state["answers"], here)
+    return RunStart(snapshot.iteration, before, snapshot.state["answers"], here)
+
+
+def _files(snapshot: Snapshot, folder: str) -> dict[str, bytes]:
+    """Return the contents of the files in a folder of a snapshot, by name."""
+    start = f"{folder}/"
+    return {name.removeprefix(start): data for name, data in snapshot.files.items() if name.startswith(start)}

@@ -47,7 +47,7 @@ def assigned_to_engines():
 
 def test_an_engine_is_complete_when_it_is_made():
     """Afterwards only the iteration and the flow's state change."""
-    assert set(assigned_to_engines()) == {"iteration", "state"}
+    assert set(assigned_to_engines()) == {"flow_state", "iteration", "state"}
 
 
 def test_no_call_passes_more_than_twelve_positional_arguments():

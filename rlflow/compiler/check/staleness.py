@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from rlflow.author.joint import terms
 from rlflow.author.loss import Loss
+from rlflow.author.node_options import ReadOptions
 from rlflow.compiler.graph.ancestry import ahead_of_training, sources
 from rlflow.compiler.graph.model import SETTING, Column, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program
@@ -86,6 +87,7 @@ def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -
             f"the state '{item.column.name}'" for item in node.inputs if _of_state(body, item.column, changed)
         ]
         reads += [UNDECIDED] if node.impure_stage else []
+        reads += _memory_of(node)
         if reads:
             yield Problem(
                 "staleness-repeat",
@@ -95,7 +97,7 @@ def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -
                 repeated.place,
                 found=listed(reads),
                 expected="a body in which only sampling reads what training changes",
-                remedy=f"call '{node.name}' after the `repeat`, or remove --staleness",
+                remedy=_may_be_old(node) or f"call '{node.name}' after the `repeat`, or remove --staleness",
             )
 
 
@@ -118,6 +120,7 @@ def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
             f"the state '{output.name}', to set it" for output in node.outputs if output.name in changed
         ]
         reads += [UNDECIDED] if node.impure_stage else []
+        reads += _memory_of(node)
         if reads:
             later = next(
                 graph.nodes[i].name
@@ -133,8 +136,25 @@ def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
                 graph.by_name[later].place,
                 found=listed(reads),
                 expected="nodes before a sampling call that read nothing that training changes",
-                remedy=f"sample before '{node.name}', or remove --staleness",
+                remedy=_may_be_old(node) or f"sample before '{node.name}', or remove --staleness",
             )
+
+
+def _memory_of(node: Node) -> list[str]:
+    """Return what a node that runs ahead of training reads of memory, unless its author said that it may."""
+    if node.op is not Op.READ or node.options(ReadOptions).stale_ok is not None:
+        return []
+    return [f"what earlier iterations wrote into '{node.memory}'"]
+
+
+def _may_be_old(node: Node) -> str:
+    """Return the remedy for a read of memory that may as well read old numbers, or "" for other nodes."""
+    if node.op is not Op.READ:
+        return ""
+    return (
+        f'write {node.name}(…, stale_ok="the reason"), so that it misses the writes of the last iterations, '
+        "as many as --staleness says; or remove --staleness"
+    )
 
 
 def _computed_sampling(graph: Graph, changed: set[str], staleness: int) -> Iterator[Problem]:

@@ -21,13 +21,23 @@ from rlflow.author.node_options import UpdateOptions
 from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.errors import printable
 
-SHAPES = {Op.DATA: ("[(", ")]"), Op.STATE: ("[(", ")]"), Op.UPDATE: ("[[", "]]"), Op.REPEAT: ("{{", "}}")}
+STORED = ("[(", ")]")
+SHAPES = {
+    Op.DATA: STORED,
+    Op.STATE: STORED,
+    Op.READ: STORED,
+    Op.WRITE: STORED,
+    Op.UPDATE: ("[[", "]]"),
+    Op.REPEAT: ("{{", "}}"),
+}
 # pixels: width of a letter, height of a line, padding in a box, gap between boxes, distance between layers
 LETTER, LINE, PADDING, GAP, APART = 7.0, 17.0, 10.0, 18.0, 46.0
 SWEEPS = 8  # number of passes that sort each layer by the positions of neighbouring nodes
 COLORS = {
     Op.DATA: "#e8e8e8",
     Op.STATE: "#e8e8e8",
+    Op.READ: "#e8e8e8",
+    Op.WRITE: "#e8e8e8",
     Op.GENERATE: "#d5e8f7",
     Op.UPDATE: "#f9dcc8",
     Op.REWARD: "#d9efd3",
@@ -56,6 +66,7 @@ def text(graph: Graph) -> str:
         f"  state {slot.name} = {slot.initial:g}, then {graph.nodes[slot.final.node].name}.{slot.final.name}"
         for slot in graph.state
     ]
+    lines += [f"  keeps {slot.name}: {slot.spec}" for slot in graph.memory]
     return "\n".join(lines)
 
 
@@ -68,7 +79,7 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
         )
         mode = (
             ""
-            if node.op in (Op.DATA, Op.STATE, Op.REPEAT)
+            if node.op in (Op.DATA, Op.STATE, Op.REPEAT, Op.READ, Op.WRITE)
             else f" [{node.dispatch if node.op is not Op.UPDATE else 'UPDATE'}]"
         )
         step = f"  of {joint}" if (joint := joint_losses(node)) else ""

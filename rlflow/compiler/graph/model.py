@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import networkx as nx
 
 from rlflow.author.columns import Kind
+from rlflow.author.memory import Table
 from rlflow.author.node_options import AnyOptions, NodeOptions, Pairs
 from rlflow.errors import Place
 
@@ -39,6 +40,8 @@ class Op(StrEnum):
     ASK = "ask"
     CHOOSE = "choose"
     CONCAT = "concat"
+    READ = "read"  # of a table
+    WRITE = "write"
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Node:
     digest: str = ""  # digest of the function's source
     timeout: float = 300.0  # seconds
     pure: bool = True  # False: the call has side effects
+    memory: str | None = None  # what the call reads or writes of the things that the flow keeps
     place: Place | None = None  # place of the call in the user's file; does not change the node's identity
     definition: Place | None = None  # place of the function; does not change the node's identity
     body: Graph | None = None  # body of a repeat
@@ -132,6 +136,14 @@ class Node:
         own = {self.role} if self.role else set()
         return frozenset(
             own | {role for node in (self.body.nodes if self.body else ()) for role in node.reads}
+        )
+
+    @property
+    def memories(self) -> frozenset[str]:
+        """The names of what this node, or its body, reads or writes of the things that the flow keeps."""
+        own = {self.memory} if self.memory else set()
+        return frozenset(
+            own | {name for node in (self.body.nodes if self.body else ()) for name in node.memories}
         )
 
     @property
@@ -181,6 +193,14 @@ class StateSlot:
 
 
 @dataclass(frozen=True)
+class MemorySlot:
+    """Something that a flow keeps from one iteration to the next, by its name."""
+
+    name: str
+    spec: Table
+
+
+@dataclass(frozen=True)
 class Graph:
     """The graph of one iteration of an algorithm with given settings."""
 
@@ -194,6 +214,7 @@ class Graph:
     rows: int = 0  # the axis of the results
     # the flow's own evaluation on held-out prompts, if it has one; its first node gives the prompts
     evaluation: Graph | None = None
+    memory: tuple[MemorySlot, ...] = ()  # what the flow keeps across iterations
 
     def __str__(self) -> str:
         from rlflow.compiler.graph.draw import text
@@ -207,10 +228,17 @@ class Graph:
         return html(self)
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the graph as plain values, with settings as they are shown."""
+        """Return the graph as plain values, with settings as they are shown.
+
+        Without memory, nothing is said of it.
+        """
         fields = asdict(self)
+        if not self.memory:
+            del fields["memory"]
         for node, own in zip(self.nodes, fields["nodes"], strict=True):
             own |= {"settings": node.settings.shown, "body": node.body and node.body.as_fields()}
+            if node.memory is None:
+                del own["memory"]
         return fields | {"evaluation": self.evaluation and self.evaluation.as_fields()}
 
     @cached_property
@@ -232,8 +260,8 @@ class Graph:
         """The order of the nodes: a directed graph of node ids, with an edge per reason to wait.
 
         Reasons are ``columns`` that a node reads, ``weights`` of a role, and ``effects``, which keep stages
-        with side effects in program order. A node also waits for whatever makes its rows, even if it reads
-        none of their columns.
+        with side effects in program order, and reads of memory before its write. A node also waits for
+        whatever makes its rows, even if it reads none of their columns.
         """
         graph = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
@@ -250,6 +278,8 @@ class Graph:
             _edge(graph, before, after, "weights", role)
         for before, after in pairwise(node.id for node in self.nodes if node.impure_stage):
             _edge(graph, before, after, "effects", "side effects")
+        for before, after, memory in memory_order(self.nodes):
+            _edge(graph, before, after, "effects", f"memory '{memory}'")
         return graph
 
     @cached_property
@@ -316,6 +346,15 @@ def weight_order(nodes: tuple[Node, ...]) -> Iterator[tuple[int, int, str]]:
                 last_write[role] = node.id
             else:
                 read_since.setdefault(role, []).append(node.id)
+
+
+def memory_order(nodes: tuple[Node, ...]) -> Iterator[tuple[int, int, str]]:
+    """Yield (before, after, memory) for each read of a memory and the write that follows it."""
+    for write in nodes:
+        if write.op is Op.WRITE:
+            for node in nodes[: write.id]:
+                if write.memory in node.memories:
+                    yield node.id, write.id, str(write.memory)
 
 
 def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:

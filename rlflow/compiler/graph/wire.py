@@ -17,9 +17,11 @@ from rlflow.author.node_options import (
     ChooseOptions,
     GenerateOptions,
     NodeOptions,
+    ReadOptions,
     RepeatOptions,
     ShownOptions,
     UpdateOptions,
+    WriteOptions,
 )
 from rlflow.compiler.graph.model import Column, Graph, Node, Op
 from rlflow.errors import PlanError
@@ -32,6 +34,8 @@ OPTIONS: dict[str, type[NodeOptions]] = {
     Op.REPEAT: RepeatOptions,
     Op.ASK: AskOptions,
     Op.CHOOSE: ChooseOptions,
+    Op.READ: ReadOptions,
+    Op.WRITE: WriteOptions,
 }
 LATER = {"step": "sampled", "parts": ()}  # fields of an axis that are omitted at these values
 

@@ -28,17 +28,19 @@ def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
 def arguments(flow: Flow, make: Any, hp: Any, rewards: int) -> tuple[list[Any], dict[str, Any]]:
     """Return the positional and keyword arguments of the flow's function, without the data.
 
-    ``make(name)`` creates a role object. ``rewards``: how many rewards are bound to ``*rewards``.
+    ``make(name)`` creates a role object, or the object for a memory. ``rewards``: how many rewards are bound
+    to ``*rewards``.
     """
-    names = role_names(flow, rewards)
-    rest = [make(name) for name in names.pop(flow.parameters.rest, [])] if flow.parameters.rest else []
+    bound = role_names(flow, rewards)
+    rest = [make(name) for name in bound.pop(flow.parameters.rest, [])] if flow.parameters.rest else []
+    names = (*bound, *flow.parameters.memories)
     settings = (
         {"hp": hp}
         if flow.parameters.hp is not None or "hp" in inspect.signature(flow.function).parameters
         else {}
     )
     if rest:  # parameters before *rewards must be passed by position
-        return [*(make(name) for name in names if name in _before_rest(flow)), *rest], {
+        return [*(make(name) for name in _before_rest(flow) if name in names), *rest], {
             **{name: make(name) for name in names if name not in _before_rest(flow)},
             **settings,
         }

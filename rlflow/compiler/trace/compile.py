@@ -10,17 +10,29 @@ from typing import TYPE_CHECKING, Any
 from rlflow.author.columns import PROMPT_ID, Kind, field_column, fits, standard_kind, text
 from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
+from rlflow.author.memory import Table
 from rlflow.author.node_options import plain
 from rlflow.author.scope import entered
 from rlflow.author.stage import Stage
-from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RoleUse, RowAxis, StateSlot, all_nodes
+from rlflow.compiler.graph.model import (
+    Graph,
+    Input,
+    MemorySlot,
+    Node,
+    Op,
+    Output,
+    RoleUse,
+    RowAxis,
+    StateSlot,
+    all_nodes,
+)
 from rlflow.compiler.trace import column_rules, rules
 from rlflow.compiler.trace.arguments import arguments, raised, role_names
 from rlflow.compiler.trace.evaluation import trace_evaluation
-from rlflow.compiler.trace.graph_recorder import Context
+from rlflow.compiler.trace.graph_recorder import STATE, Context
 from rlflow.compiler.trace.graph_rules import graph_problems
-from rlflow.compiler.trace.symbols import ColumnSource, SymbolicBatch, SymbolicRole
-from rlflow.compiler.trace.tracer import STATE, Tracer
+from rlflow.compiler.trace.symbols import ColumnSource, SymbolicBatch, SymbolicRole, SymbolicTable
+from rlflow.compiler.trace.tracer import Tracer
 from rlflow.errors import FlowError, Place, Problem
 
 if TYPE_CHECKING:
@@ -120,6 +132,10 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     except FlowError as error:
         return TraceResult(None, error.problems), False
     hp = hp if hp is not None else parameters.hp
+    try:
+        kept = flow.kept(hp)
+    except FlowError as error:
+        return TraceResult(None, error.problems), False
     names = tuple(f.name for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     roles = role_names(flow, options.rewards)
     several = roles.get(parameters.rest or "", [])
@@ -138,14 +154,14 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     )
     initial = _initial(tracer, flow, hp)
     columns = _data_columns(flow, options, numbered)
-    result, stopped = _call(tracer, flow, hp, roles, initial, columns)
+    result, stopped = _call(tracer, flow, hp, roles, kept, initial, columns)
     tracer.problems += stopped
     evaluation = (
         trace_evaluation(tracer, flow, hp, options.rewards, columns)
         if flow.evaluate and not stopped
         else None
     )
-    graph = _graph(tracer, flow, hp, roles, initial, result, evaluation)
+    graph = _graph(tracer, flow, hp, roles, kept, initial, result, evaluation)
     problems = list(graph_problems(graph, tracer, flow.place, flow.trains)) if not stopped else []
     distinct = tuple(dict.fromkeys([*tracer.problems, *problems]))
     program = Program(flow, hp, graph, tracer.functions, tracer.bound, weights, frozenset(tracer.weighed))
@@ -188,6 +204,7 @@ def _call(
     flow: Flow,
     hp: Any,
     roles: Mapping[str, list[str]],
+    kept: Mapping[str, Table],
     initial: Mapping[str, float],
     columns: Mapping[str, Kind | None],
 ) -> tuple[Any, list[Problem]]:
@@ -196,7 +213,11 @@ def _call(
     prompts = tracer.batch(axis, _data(tracer, flow, axis, columns))
     tracer.state = tracer.state_columns(dict.fromkeys(initial, STATE))
     rewards = len(roles.get(flow.parameters.rest or "", []))
-    positional, named = arguments(flow, lambda name: SymbolicRole(tracer, name), hp, rewards)
+
+    def make(name: str) -> SymbolicRole | SymbolicTable:
+        return SymbolicTable(tracer, name, kept[name]) if name in kept else SymbolicRole(tracer, name)
+
+    positional, named = arguments(flow, make, hp, rewards)
     try:
         with entered(tracer):
             return flow.function(prompts, *positional, **named), []
@@ -273,6 +294,7 @@ def _graph(
     flow: Flow,
     hp: Any,
     roles: Mapping[str, list[str]],
+    kept: Mapping[str, Table],
     initial: Mapping[str, float],
     result: Any,
     evaluation: Graph | None,
@@ -296,7 +318,16 @@ def _graph(
             result.axis,
         )
     return Graph(
-        flow.name, nodes, tuple(tracer.recorded.axes), settings, uses, slots, results, rows, evaluation
+        flow.name,
+        nodes,
+        tuple(tracer.recorded.axes),
+        settings,
+        uses,
+        slots,
+        results,
+        rows,
+        evaluation,
+        tuple(MemorySlot(name, spec) for name, spec in kept.items()),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlflow.author.columns import CLOCK, PROMPT_ID, Kind, Level, fits, standard_kind
+from rlflow.author.columns import CLOCK, PROMPT_ID, Kind, Level, fits, scalar, standard_kind
 from rlflow.author.loss import Loss
 from rlflow.author.node_options import NodeOptions
 from rlflow.author.scope import current
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 NO_OPTIONS = NodeOptions()
+STATE = scalar("float32")  # the kind of a state
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class GraphRecorder:
         self.functions: dict[str, Stage | Loss] = {}
         self.bound: dict[str, dict[str, Any]] = {}  # node → the settings of its stage or loss
         self.state: dict[str, ColumnSource] = {}
+        self.written: dict[str, Place | None] = {}  # memory → place of its write, once it is recorded
         self.calls = 0
         self.weighed: set[str] = set()  # roles of ``*rewards`` whose weight the flow asked for
         # True if something read ``prompt_id``; the data give this column only then
@@ -209,6 +211,40 @@ class GraphRecorder:
             self.report(column_rules.optional_absent(what, parameter.name, place, definition))
         else:
             self._missing(batch, parameter.name, what, place, definition)
+
+    def _outputs(
+        self,
+        what: str,
+        kinds: Mapping[str, Kind | None],
+        names: tuple[str, ...] | None,
+        place: Place | None,
+        definition: Place | None,
+    ) -> tuple[Output, ...]:
+        """Return a call's outputs, after checking them against the standard columns.
+
+        ``kinds``: the columns that the function returns, by name. ``names``: what they are called here, or
+        None to keep their names.
+        """
+        if names is not None and (len(names) != len(kinds) or len(set(names)) != len(names)):
+            self.report(column_rules.gives_count(what, names, kinds, place, definition))
+            names = None
+        outputs = []
+        for source, name in zip(kinds, names or kinds, strict=True):
+            kind, table = kinds[source], STATE if name in self.state else standard_kind(name)
+            if name in column_rules.OF_THE_DATA:
+                self.report(column_rules.gives_prompt(what, name, place, definition))
+                continue  # later readers get the data's column
+            if name in column_rules.OF_THE_RUN:
+                self.report(column_rules.gives_run(what, name, place, definition))
+                continue
+            if kind is not None and table is not None and not fits(kind, table):
+                other = column_rules.state_rows if name in self.state else column_rules.table_kind
+                self.report(other(what, name, kind, table, place, definition))
+                kind = table  # later readers are checked against the correct kind
+            if kind is None and table is None:
+                self.report(column_rules.own_column(what, name, place, definition))
+            outputs.append(Output(name, kind if kind is not None else table, source))
+        return tuple(outputs)
 
     def rename(self, batch: SymbolicBatch, names: Mapping[str, str]) -> SymbolicBatch:
         """Rename columns as in ``names``, from old to new, and report problems."""

@@ -9,7 +9,7 @@ from rlflow.author.loss import Loss
 from rlflow.author.node_options import GenerateOptions
 from rlflow.author.stage import Stage
 from rlflow.compiler.graph.model import Column, Graph, Node, Op, all_nodes, used_nodes
-from rlflow.compiler.trace import environment_rules
+from rlflow.compiler.trace import environment_rules, memory_rules
 from rlflow.errors import Place, Problem, listed, nearest
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def graph_problems(
         if node.op is Op.GENERATE
     ]
     yield from environment_rules.environment_roles(graph, tracer.context.environments, used_nodes(graph))
+    yield from memory_rules.unused(graph, place)
     yield from no_such_call(tracer.context.sampling, list(dict.fromkeys([*calls, *evaluating])))
     if trains and not any(node.writes for node in graph.nodes):
         yield Problem(
@@ -144,9 +145,9 @@ def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]
 
 
 def _read_within(node: Node, name: str) -> bool:
-    """Return True if the column comes from the data, or is read inside the `repeat` that returns it."""
+    """Return True if the column comes from the data or a table, or is read inside its `repeat`."""
     if node.body is None:
-        return node.op is Op.DATA
+        return node.op in (Op.DATA, Op.READ)
     inner = next(item.column for item in node.body.results if item.parameter == name)
     return inner in node.body.readers() or _read_within(node.body.nodes[inner.node], inner.name)
 

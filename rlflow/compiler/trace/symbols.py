@@ -20,6 +20,7 @@ from rlflow.errors import FlowError, Place, Problem, nearest
 
 if TYPE_CHECKING:
     from rlflow.author.loss import Loss
+    from rlflow.author.memory import Table
     from rlflow.compiler.trace.graph_recorder import GraphRecorder
     from rlflow.compiler.trace.tracer import Tracer
 
@@ -298,6 +299,26 @@ class SymbolicRole:
 
     def __repr__(self) -> str:
         return f"<role {self._name}>"
+
+
+class SymbolicTable:
+    """A table while a flow is traced. Its methods add nodes to the graph."""
+
+    def __init__(self, tracer: Tracer, name: str, spec: Table) -> None:
+        self._tracer = tracer
+        self._name = name
+        self._spec = spec
+
+    def read(self, batch: Any, *, stale_ok: str | None = None) -> Any:
+        """Record a read of the table's numbers for the key of each row."""
+        return self._tracer.read(self._name, self._spec, batch, stale_ok)
+
+    def write(self, batch: Any, **reducers: Any) -> None:
+        """Record a write of columns of the batch, which takes effect when the iteration ends."""
+        self._tracer.write(self._name, self._spec, batch, reducers)
+
+    def __repr__(self) -> str:
+        return f"<table {self._name}>"
 
 
 @dataclass(frozen=True)

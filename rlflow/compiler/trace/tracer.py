@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlflow.author import methods
-from rlflow.author.columns import OF_PROMPTS, Kind, field_column, fits, scalar, standard_kind
+from rlflow.author.columns import OF_PROMPTS, field_column, standard_kind
 from rlflow.author.joint import JointLoss, joined, specification
 from rlflow.author.loss import Loss
 from rlflow.author.methods import Setting, missing_setting, unknown_setting
@@ -23,7 +23,7 @@ from rlflow.author.stage import Stage
 from rlflow.compiler.graph.ancestry import line
 from rlflow.compiler.graph.model import SETTING, Input, Op, Output, RowAxis
 from rlflow.compiler.trace import column_rules, environment_rules, repeat_rules, rules
-from rlflow.compiler.trace.row_tracer import RowTracer
+from rlflow.compiler.trace.memory_tracer import MemoryTracer
 from rlflow.compiler.trace.symbols import CallSettings, SymbolicBatch, call_settings
 from rlflow.errors import Place
 
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
 REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, if the rows have them
-STATE = scalar("float32")  # the kind of a state
 
 
-class Tracer(RowTracer):
+class Tracer(MemoryTracer):
     """Records a flow's calls while the flow is traced."""
 
     def stage(
@@ -324,40 +323,6 @@ class Tracer(RowTracer):
             if nearest is not None and node.makes == nearest:
                 roles = tuple(dict.fromkeys((*node.options(AskOptions).roles, role)))
                 self.recorded.nodes[number] = replace(node, settings=AskOptions(roles))
-
-    def _outputs(
-        self,
-        what: str,
-        kinds: Mapping[str, Kind | None],
-        names: tuple[str, ...] | None,
-        place: Place | None,
-        definition: Place | None,
-    ) -> tuple[Output, ...]:
-        """Return a call's outputs, after checking them against the standard columns.
-
-        ``kinds``: the columns that the function returns, by name. ``names``: what they are called here, or
-        None to keep their names.
-        """
-        if names is not None and (len(names) != len(kinds) or len(set(names)) != len(names)):
-            self.report(column_rules.gives_count(what, names, kinds, place, definition))
-            names = None
-        outputs = []
-        for source, name in zip(kinds, names or kinds, strict=True):
-            kind, table = kinds[source], STATE if name in self.state else standard_kind(name)
-            if name in column_rules.OF_THE_DATA:
-                self.report(column_rules.gives_prompt(what, name, place, definition))
-                continue  # later readers get the data's column
-            if name in column_rules.OF_THE_RUN:
-                self.report(column_rules.gives_run(what, name, place, definition))
-                continue
-            if kind is not None and table is not None and not fits(kind, table):
-                other = column_rules.state_rows if name in self.state else column_rules.table_kind
-                self.report(other(what, name, kind, table, place, definition))
-                kind = table  # later readers are checked against the correct kind
-            if kind is None and table is None:
-                self.report(column_rules.own_column(what, name, place, definition))
-            outputs.append(Output(name, kind if kind is not None else table, source))
-        return tuple(outputs)
 
     def _settings(
         self,

@@ -1,0 +1,162 @@
+"""The numbers of a table by key, and how the writes of an iteration change them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlflow.author.memory import Reducer, Table
+
+# a table's parts are merged once they have this many times as many rows as the table has keys
+MERGED = 2
+
+
+@dataclass(frozen=True, eq=False)
+class TablePart:
+    """The numbers that some iterations changed, as they were after the last of these iterations."""
+
+    first: int  # the first of the iterations
+    last: int
+    keys: Tensor  # int64 [keys], ascending
+    values: Tensor  # float32 [keys, columns]
+
+
+@dataclass(frozen=True, eq=False)
+class KeptTable:
+    """A table before an iteration. It is made of parts, from the oldest to the newest.
+
+    Checkpoints store each part in a file of its own, so that only new parts need to be written.
+    """
+
+    spec: Table
+    lag: int = 0  # how many iterations a read may be behind (`--staleness`); younger parts are not merged
+    parts: tuple[TablePart, ...] = ()
+
+    @functools.cached_property
+    def latest(self) -> TablePart:
+        """All numbers, as they are after the last part."""
+        return _merged(self.parts, len(self.spec.columns))
+
+    def __len__(self) -> int:
+        return len(self.latest.keys)
+
+    @property
+    def defaults(self) -> Tensor:
+        """The numbers of a key that was never written, float32 [columns]."""
+        return torch.tensor([default for _, default in self.spec.columns], dtype=torch.float32)
+
+    def before(self, iteration: int) -> KeptTable:
+        """Return the table as it was before ``iteration``, without what later iterations wrote.
+
+        Iterations that are more than ``lag`` back can't be told apart any more.
+        """
+        kept = tuple(part for part in self.parts if part.last < iteration)
+        return self if len(kept) == len(self.parts) else replace(self, parts=kept)
+
+    def read(self, keys: Tensor) -> dict[str, Tensor]:
+        """Return the table's columns for these keys, int64 [rows], each as float32 [rows]."""
+        values = _looked_up(self.latest, keys, self.defaults)
+        return {name: values[:, i].contiguous() for i, (name, _) in enumerate(self.spec.columns)}
+
+    def written(
+        self,
+        iteration: int,
+        keys: Tensor,
+        columns: Mapping[str, Tensor],
+        reducers: Mapping[str, Reducer],
+        paths: Tensor,
+    ) -> KeptTable:
+        """Return the table after ``iteration`` has written these rows.
+
+        ``keys``: int64 [rows]. ``columns``: the numbers of each row by column, [rows]; NaN writes nothing.
+        ``paths``: int64 [rows, 2 or more], the path of each row (see ``Axis.keys``). Rows are combined in the
+        order of place in the data, sample number and order on the axis, so the result doesn't depend on
+        where rows are stored. Raises ValueError if ``set`` gets different numbers for one key.
+        """
+        order = _in_order(paths)
+        changed, slots = torch.unique(keys[order], return_inverse=True)
+        values = _looked_up(self.latest, changed, self.defaults)
+        touched = torch.zeros(len(changed), dtype=torch.bool)
+        for place, (name, _) in enumerate(self.spec.columns):
+            if name in columns:
+                fresh = columns[name].double()[order]
+                known = ~fresh.isnan()
+                touched[slots[known]] = True
+                values[:, place] = _reduced(
+                    reducers[name], values[:, place].double(), slots[known], fresh[known], name, changed
+                ).float()
+        part = TablePart(iteration, iteration, changed[touched], values[touched])
+        if not len(part.keys):
+            return self
+        return self._with(part)
+
+    def _with(self, part: TablePart) -> KeptTable:
+        """Return the table with a new part. Old parts are merged once they repeat too many keys."""
+        ready = _merged((self.latest, part), len(self.spec.columns))
+        parts = (*self.parts, part)
+        old = [each for each in parts if each.last < part.last - self.lag]
+        if sum(len(each.keys) for each in old) > MERGED * len(ready.keys):
+            parts = (_merged(old, len(self.spec.columns)), *parts[len(old) :])
+        table = replace(self, parts=parts)
+        table.__dict__["latest"] = ready
+        return table
+
+
+def _in_order(paths: Tensor) -> Tensor:
+    """Return the order of the rows by place in the data and sample number, int64 [rows]. Ties keep theirs."""
+    return torch.from_numpy(np.lexsort((paths[:, 1].numpy(), paths[:, 0].numpy())))
+
+
+def _looked_up(part: TablePart, keys: Tensor, defaults: Tensor) -> Tensor:
+    """Return the numbers of the keys, float32 [keys, columns], with the defaults for keys that it lacks."""
+    if not len(part.keys):
+        return defaults.repeat(len(keys), 1)
+    place = torch.searchsorted(part.keys, keys).clamp(max=len(part.keys) - 1)
+    there = part.keys[place] == keys
+    return torch.where(there[:, None], part.values[place], defaults)
+
+
+def _merged(parts: Sequence[TablePart], columns: int) -> TablePart:
+    """Merge parts into one. Of the numbers of a key, the last part's count."""
+    if not parts:
+        return TablePart(0, -1, torch.zeros(0, dtype=torch.int64), torch.zeros(0, columns))
+    if len(parts) == 1:
+        return parts[0]
+    first, last = min(each.first for each in parts if len(each.keys)), parts[-1].last
+    keys = torch.unique(torch.cat([each.keys for each in parts]))
+    values = torch.empty(len(keys), columns)
+    for each in parts:
+        values[torch.searchsorted(keys, each.keys)] = each.values
+    return TablePart(first, last, keys, values)
+
+
+def _reduced(reducer: Reducer, old: Tensor, slots: Tensor, fresh: Tensor, name: str, keys: Tensor) -> Tensor:
+    """Return the new numbers of a column, float64 [keys]. Keys without rows keep their old number.
+
+    ``old``: float64 [keys]. ``slots``: the key of each row, as an index, in the order in which rows count.
+    ``fresh``: float64 [rows].
+    """
+    own, rows = old.clone(), torch.bincount(slots, minlength=len(old))
+    written = rows > 0
+    match reducer.rule:
+        case "add":
+            return own.index_add_(0, slots, fresh)
+        case "max" | "min":
+            return own.scatter_reduce_(0, slots, fresh, f"a{reducer.rule}")
+        case "ema":
+            mean = torch.zeros_like(old).index_add_(0, slots, fresh) / rows.clamp(min=1)
+            return torch.where(written, reducer.rate * old + (1 - reducer.rate) * mean, old)
+    last = torch.zeros_like(rows).scatter_reduce_(0, slots, torch.arange(len(slots)), "amax")
+    own[written] = fresh[last[written]]
+    if reducer.rule == "set" and (differs := (own[slots] != fresh).nonzero()[:, 0]).numel():
+        row = int(differs[0])
+        raise ValueError(
+            f"'{name}' is set to {fresh[row]:g} and to {own[slots[row]]:g} for key {int(keys[slots[row]])}, "
+            "expected one number for all rows of a key"
+        )
+    return own
