@@ -12,9 +12,10 @@ from rlflow.author.load import load
 from rlflow.backends.null import Generator, Score, Trainer
 from rlflow.compiler.passes import plan
 from rlflow.compiler.trace.compile import compile_flow
-from rlflow.execution.eager import Role, Session
+from rlflow.execution.eager import Memory, Role, Session
 from rlflow.execution.executor import Executor
 from rlflow.execution.local_engine import LocalEngine
+from rlflow.execution.memory.tables import KeptTable
 from rlflow.execution.queues import Queues
 from rlflow.execution.role_model import Model
 from rlflow.training.protocols import ModelSpec
@@ -79,7 +80,12 @@ class World:
         names = flow.parameters.roles
         models = {name: Model(trainer(), generator(ModelSpec(None))) for name in names if name != "reward"}
         self.engine = LocalEngine(
-            models, {"reward": Score()}, seed, self.stream.take, dict(flow.state(hp)) if flow.state else {}
+            models,
+            {"reward": Score()},
+            seed,
+            self.stream.take,
+            dict(flow.state(hp)) if flow.state else {},
+            memory={name: KeptTable(spec) for name, spec in flow.kept(hp).items()},
         )
         self.executor = Executor(self.engine, queues)
         self.queues = queues
@@ -90,7 +96,7 @@ class World:
 
     def compiled(self, count):
         outcome = self.executor.run(plan(self.program), self.stream.take(count))
-        self.engine.state |= outcome.state
+        self.engine.keep(outcome.state, outcome.memory)
         self.engine.iteration += 1
         return outcome
 
@@ -99,6 +105,7 @@ class World:
         return self.flow(
             self.stream.take(count),
             **{name: Role(name, self.engine) for name in self.flow.parameters.roles},
+            **{name: Memory(name, self.engine) for name in self.flow.parameters.memories},
             **hp,
         )
 

@@ -12,6 +12,7 @@ from rlflow import (
     ask,
     choose,
     concat,
+    ema,
     flow,
     group,
     group_mean,
@@ -19,6 +20,7 @@ from rlflow import (
     repeat,
     row,
     stage,
+    table,
     text,
     token,
     truncated_weights,
@@ -35,6 +37,7 @@ SHAPES = {
     "of_groups": st.booleans(),
     "twice": st.booleans(),
     "minibatch": st.sampled_from([None, 3]),
+    "remembers": st.booleans(),
 }
 
 
@@ -83,9 +86,21 @@ def mean_score(scores, group):
     return group_mean(scores, group)
 
 
+@stage(gives={"bucket": row("int64")})
+def bucket(prompt_id):
+    """Return a key that prompts of several iterations share."""
+    return prompt_id % 3
+
+
+@stage(gives={"count": row("float32"), "level": row("float32"), "best": row("float32")})
+def outcome(scores):
+    return torch.ones_like(scores), scores, scores
+
+
 @stage(gives={"worth": row("float32")})
-def worth_of(scores, value=None, *, modulus):
+def worth_of(scores, value=None, level=None, count=None, *, modulus):
     known = scores if value is None or value.ndim > 1 else torch.where(value.isnan(), scores, value)
+    known = known if level is None else known - level + 0.01 * count
     return torch.where((known * 1e6).long() % modulus == 0, torch.nan, known)
 
 
@@ -94,11 +109,12 @@ def without(rows, *names):
     return rows.drop(*(name for name in names if name in rows.columns))
 
 
-def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
+def drawn(source, samples, steps, modulus, of_groups, twice, minibatch, remembers=False):
     """Return a flow.
 
     source: the prompts of the sampling: all, chosen ones, or a `repeat` of groups or of prompts. twice:
-    whether an update also learns from the first rows.
+    whether an update also learns from the first rows. remembers: whether rows read what earlier iterations
+    wrote into a table.
     """
 
     def first(prompts, actor, reward):
@@ -155,6 +171,7 @@ def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
                 "scores",
                 "temperature",
                 "policy_version",
+                *(("bucket",) if remembers else ()),
             )
             parts = [batch.select(*names) for batch in (rows, before) if batch is not None]
             return (
@@ -165,19 +182,27 @@ def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
         more = actor.generate(without(asked(rows, step), "scores"), samples=2, max_tokens=4)
         return more | reward(more), rows
 
-    @flow
-    def generated(prompts, actor, reward):
+    @flow(keeps=lambda hp: {"seen": table(key="bucket", count=0.0, level=0.5, best=0.0)})
+    def generated(prompts, actor, reward, seen):
+        if remembers and source not in ("groups", "picked", "kept"):
+            prompts |= bucket(prompts)
         rows = start = sampled(prompts, actor, reward)
+        if remembers and source in ("groups", "picked", "kept"):
+            rows = start = rows | bucket(rows)
         before = None
         for step in steps:
             rows, before = applied(rows, before, step, actor, reward)
         for number, batch in enumerate([rows, start] if twice else [rows]):
+            if remembers:
+                batch |= seen.read(batch)
             batch |= worth_of(batch, modulus=modulus)
             batch |= actor.logprobs(batch)
             batch |= truncated_weights(batch, cap=2.0)
             actor.update(
                 batch, likelihood_of_groups if of_groups and not number else likelihood, minibatch=minibatch
             )
+        if remembers:
+            seen.write(rows | outcome(rows), count="add", level=ema(0.5), best="max")
 
     return generated
 

@@ -316,23 +316,26 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Content:
-    """Everything that must be equal: tensors and state of the last checkpoint, and metrics without times."""
+    """Everything that must be equal: the content of the last checkpoint, and metrics without times."""
 
     iteration: int
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
     state: Mapping[str, Any]
     metrics: list[dict[str, Any]]
+    files: Mapping[str, bytes]
 
 
 def content(folder: Path) -> Content:
     saved = load_latest(folder).snapshot
-    return Content(saved.iteration, saved.tensors, saved.state, metrics(folder))
+    return Content(saved.iteration, saved.tensors, saved.state, metrics(folder), saved.files)
 
 
 def differences(one: Content, two: Content) -> Iterator[str]:
     """Return the parts that are not equal bit for bit."""
     if one.iteration != two.iteration:
         yield f"iteration {one.iteration}, {two.iteration}"
+    if one.files != two.files:
+        yield f"files {[*one.files]}, {[*two.files]}"
     if one.state != two.state:
         yield f"state {one.state}, {two.state}"
     yield from (f"metrics {a}, {b}" for a, b in zip(one.metrics, two.metrics, strict=False) if a != b)

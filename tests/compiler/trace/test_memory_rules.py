@@ -1,0 +1,132 @@
+"""Mistakes in what a flow keeps across iterations, each reported at its line."""
+
+import pytest
+import torch
+
+from rlflow import FlowError, ema, flow, loss, repeat, row, stage, table
+from rlflow.author.source_lines import definition_place
+from rlflow.compiler.graph.wire import identity, pack, unpack
+from rlflow.compiler.trace.compile import compile_flow, trace
+
+SEEN = {"seen": table(key="prompt_id", wins=0.0, tries=0.0)}
+
+
+@loss
+def likelihood(new, scores):
+    return -new.logprobs * scores[:, None], {}
+
+
+@stage(gives={"wins": row(torch.float32), "tries": row(torch.float32)})
+def outcomes(scores):
+    return scores, torch.ones_like(scores)
+
+
+def kept(call, keeps=lambda hp: SEEN):
+    """Return a flow that makes this call on its rows and its table."""
+
+    @flow(keeps=keeps)
+    def remembering(prompts, actor, reward, seen):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        call(batch, seen)
+        actor.update(batch, likelihood)
+
+    return remembering
+
+
+MISTAKES = {
+    "keeps-nothing": lambda batch, seen: seen.write(batch),
+    "keeps-column": lambda batch, seen: seen.write(batch | outcomes(batch), wims="add"),
+    "keeps-reducer": lambda batch, seen: seen.write(batch | outcomes(batch), wins="ad"),
+    "keeps-order": lambda batch, seen: (
+        seen.write(batch | outcomes(batch), wins="add"),
+        seen.read(batch),
+    ),
+    "keeps-written": lambda batch, seen: [seen.write(batch | outcomes(batch), wins="add") for _ in range(2)],
+    "keeps-stale": lambda batch, seen: seen.read(batch, stale_ok=""),
+    "missing-column": lambda batch, seen: seen.write(batch, wins="add"),
+}
+
+
+@pytest.mark.parametrize("code", MISTAKES)
+def test_a_mistake_is_reported_at_its_line(code):
+    call = MISTAKES[code]
+    with pytest.raises(FlowError) as raised:
+        compile_flow(kept(call))
+    problem = raised.value.problems[0]
+    assert problem.code == code
+    assert problem.place.path == __file__
+    assert problem.place.line >= definition_place(call).line
+    assert problem.remedy
+
+
+def test_a_near_name_is_proposed():
+    with pytest.raises(FlowError) as raised:
+        compile_flow(kept(MISTAKES["keeps-column"]))
+    assert raised.value.problems[0].nearest == "wins"
+
+
+@pytest.mark.parametrize(
+    ("keeps", "code"),
+    [
+        (lambda hp: {"seen": 3}, "keeps"),
+        (lambda hp: 1 / 0, "keeps"),
+        (lambda hp: {"scene": SEEN["seen"]}, "keeps-parameter"),
+        (lambda hp: {"seen": table(key="prompt_id")}, "keeps-table"),
+        (lambda hp: {"seen": table(wins="none")}, "keeps-table"),
+    ],
+)
+def test_a_wrong_declaration_is_reported_at_the_flow(keeps, code):
+    with pytest.raises(FlowError) as raised:
+        compile_flow(kept(lambda batch, seen: None, keeps))
+    assert raised.value.problems[0].code == code
+
+
+def test_a_rate_must_leave_room_for_new_numbers():
+    with pytest.raises(FlowError, match=r"ema\(1\)"):
+        ema(1)
+
+
+def test_a_write_inside_a_repeat_is_refused_and_a_read_is_not():
+    def body(prompts, actor, reward, seen, write):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        batch |= seen.read(batch)
+        if write:
+            seen.write(batch, wins="add")
+        return batch | keep(batch)
+
+    @stage(gives="keep", rows="group")
+    def keep(scores, tries):
+        return tries < 3
+
+    def repeated(write):
+        @flow(keeps=lambda hp: SEEN)
+        def flow_of(prompts, actor, reward, seen):
+            batch = repeat(lambda fresh: body(fresh, actor, reward, seen, write), prompts, groups=2, tries=2)
+            seen.write(batch | outcomes(batch), wins="add", tries="add")
+            actor.update(batch, likelihood)
+
+        return flow_of
+
+    graph = compile_flow(repeated(False)).graph
+    assert "repeat.<lambda>" in graph.before("seen.write")
+    with pytest.raises(FlowError, match="stands in the body of a `repeat`"):
+        compile_flow(repeated(True))
+
+
+def test_a_table_that_is_never_read_or_never_written_gives_a_warning():
+    for call, missing in ((lambda batch, seen: None, "reads or writes"), (MISTAKES["keeps-stale"], "writes")):
+        problems = [problem for problem in trace(kept(call)).problems if problem.code == "keeps-unused"]
+        assert [problem.severity for problem in problems] == ["warning"]
+        assert missing in problems[0].message
+
+
+def test_what_a_flow_keeps_is_part_of_its_graph_and_identity():
+    read = kept(lambda batch, seen: seen.write(batch | seen.read(batch) | outcomes(batch), wins="add"))
+    averaged = kept(lambda batch, seen: seen.write(batch | seen.read(batch) | outcomes(batch), wins=ema(0.9)))
+    graphs = [compile_flow(each).graph for each in (read, averaged)]
+    assert [unpack(pack(graph)) for graph in graphs] == graphs
+    assert identity(graphs[0]) != identity(graphs[1])
+    assert "keeps seen: a table by prompt_id, at first wins = 0, tries = 0" in str(graphs[0])
+    assert "seen.read" in graphs[0].before("seen.write")
