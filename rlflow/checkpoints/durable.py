@@ -92,6 +92,19 @@ def move(source: Path, target: Path) -> None:
     flush_folder(target.parent)
 
 
+def linked(source: Path, target: Path) -> bool:
+    """Make the new path ``target`` a hard link to the file ``source``.
+
+    Returns False if that's impossible, for example on a filesystem without hard links. The caller then
+    writes the file.
+    """
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
 def take_place(folder: Path, target: Path) -> None:
     """Replace the folder ``target`` with ``folder``.
 

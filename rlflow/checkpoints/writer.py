@@ -1,7 +1,8 @@
 """Write checkpoints in a background thread.
 
 If a save fails, this is reported and earlier checkpoints are kept. Each checkpoint is written under a
-temporary name, flushed to disk, and then renamed.
+temporary name, flushed to disk, and then renamed. Files that have not changed since an earlier checkpoint
+become hard links to it (`rlflow.checkpoints.unchanged`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rlflow.checkpoints import durable, file_names, folder, tensors
 from rlflow.checkpoints.manifest import FileEntry, Manifest, encode
 from rlflow.checkpoints.reading import verify
 from rlflow.checkpoints.snapshot import Snapshot
+from rlflow.checkpoints.unchanged import NO_FILES, SavedFiles, unchanged
 
 SHARD = 2 << 30  # maximum size of a file with tensors in bytes
 SPARE = 1 << 20  # additional bytes for headers, the manifest and the filesystem
@@ -62,6 +64,7 @@ class Writer:
         self.missed = ""
         self.in_a_row = 0  # number of snapshots in a row that could not be saved
         self._good: dict[Path, bool] = {}
+        self._written: list[SavedFiles] = []  # the newest two checkpoints of this writer, newest last
         self._changed = threading.Condition()
         self._waiting: Snapshot | None = None
         self._busy = self._closed = False
@@ -165,12 +168,13 @@ class Writer:
     def _save(self, snapshot: Snapshot) -> None:
         self.before()
         durable.make_folder(self.folder)
-        self._check_space(snapshot)
+        same = unchanged(snapshot.files, self._linkable())
+        self._check_space(snapshot.bytes - sum(entry.bytes for entry in same.entries.values()))
         aside = durable.aside(self.folder / file_names.step(snapshot.iteration))
         pointer = aside.with_name(aside.name + "-latest")
         target = folder.free_name(self.folder, snapshot.iteration)
         try:
-            digest = write_folder(aside, snapshot, self.shard_bytes)
+            digest, files = write_folder(aside, snapshot, self.shard_bytes, same)
             folder.write_aside(self.folder, folder.Pointer(target.name, digest), pointer.name)
             durable.move(aside, target)  # from here on no more disk space is needed
             durable.move(pointer, self.folder / folder.POINTER)
@@ -179,6 +183,7 @@ class Writer:
             raise
         self.saved = target
         self._good[target] = True
+        self._written = [*self._written[-1:], SavedFiles(target, files)]
         self._attempt(f"removing checkpoints older than iteration {snapshot.iteration}", self._prune)
 
     def _undo(self, aside: Path, pointer: Path, target: Path) -> None:
@@ -189,12 +194,21 @@ class Writer:
                 pointer.unlink()
             shutil.rmtree(target, ignore_errors=True)
 
-    def _check_space(self, snapshot: Snapshot) -> None:
+    def _linkable(self) -> SavedFiles:
+        """Return the checkpoint that the next one may share files with: the last one but one.
+
+        If only one checkpoint is kept, there is no older one to fall back on, so it is the last one.
+        """
+        if self.keep == 1:
+            return self._written[-1] if self._written else NO_FILES
+        return self._written[0] if len(self._written) == 2 else NO_FILES
+
+    def _check_space(self, size: int) -> None:
         free = shutil.disk_usage(self.folder).free
-        if free < snapshot.bytes + SPARE:
+        if free < size + SPARE:
             raise OSError(
                 errno.ENOSPC,
-                f"not enough disk space: found {free} free bytes, expected {snapshot.bytes + SPARE}; free "
+                f"not enough disk space: found {free} free bytes, expected {size + SPARE}; free "
                 "some space or lower --keep",
             )
 
@@ -219,10 +233,14 @@ class Writer:
         self._good.pop(path, None)
 
 
-def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
-    """Write a snapshot to a new folder, flush it to disk, and return the sha256 of its manifest.
+def write_folder(
+    path: Path, snapshot: Snapshot, shard_bytes: int, same: SavedFiles = NO_FILES
+) -> tuple[str, dict[str, FileEntry]]:
+    """Write a snapshot to a new folder, and flush it to disk.
 
-    ``shard_bytes``: maximum size of a file with tensors. The manifest is written last. Raises OSError.
+    ``shard_bytes``: maximum size of a file with tensors. ``same``: files of an earlier checkpoint to link
+    instead of writing them again. The manifest is written last. Returns the sha256 of the manifest, and the
+    entries of the other files. Raises OSError.
     """
     os.mkdir(path)
     files: dict[str, FileEntry] = {}
@@ -236,7 +254,8 @@ def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
     for inner in sorted({name.partition("/")[0] for name in snapshot.files if "/" in name}):
         os.mkdir(path / inner)
     for name, data in snapshot.files.items():
-        files[name] = _entry(durable.write(path / name, [data]))
+        linked = name in same.entries and durable.linked(same.folder / name, path / name)
+        files[name] = same.entries[name] if linked else _entry(durable.write(path / name, [data]))
     for inner in sorted({name.partition("/")[0] for name in snapshot.files if "/" in name}):
         durable.flush_folder(path / inner)
     manifest = encode(
@@ -244,7 +263,7 @@ def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
     )
     digest = durable.write(path / file_names.MANIFEST, [manifest]).sha256
     durable.flush_folder(path)
-    return digest
+    return digest, files
 
 
 def _entry(written: durable.Written) -> FileEntry:
