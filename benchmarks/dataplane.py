@@ -21,10 +21,10 @@ from rlflow import Batch
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Data
 from rlflow.author.columns import standard_kind
-from rlflow.cluster.rpc.column_wire import pack, unpack
 from rlflow.cluster.sharding.route import Routes
 from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId
 from rlflow.cluster.sharding.split import balanced, keep_or_balance, merge_order, units_of_rows
+from rlflow.execution.wire.column_wire import pack, unpack
 
 RANKS = 8
 COLUMNS = ("tokens", "mask", "sampled_logprobs", "logprobs", "values", "advantages", "returns")

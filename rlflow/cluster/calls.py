@@ -23,7 +23,7 @@ from torch import Tensor
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Level
-from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Inputs, ShardRows, Source, pickled
+from rlflow.cluster.rpc.message import KEPT, NOTHING, Answer, Call, Inputs, ShardRows, Source, pickled
 from rlflow.cluster.rpc.pool import Future, Pool
 from rlflow.cluster.rpc.row_messages import inline, size_of
 from rlflow.cluster.sharding.route import Routes, RowRequest, Transfer
@@ -78,6 +78,7 @@ class ShardLedger:
         }
         self._ran: deque[RankSpan] = deque(maxlen=MAX_SPANS)
         self.traffic = Traffic()
+        self.ended = -1  # workers have dropped all shards of this iteration and earlier ones
         # called with lines that rewards on workers print
         self.on_output: Callable[[bytes], object] = lambda lines: None
 
@@ -96,11 +97,6 @@ class ShardLedger:
             for _ in range(len(waiting)):
                 keys.append(waiting.popleft())
         return keys
-
-    def clear_unused(self) -> None:
-        """Forget all recorded keys, because the workers have already dropped these shards."""
-        for keys in self._gone.values():
-            keys.clear()
 
     def remember(self, spans: Iterable[RankSpan]) -> None:
         """Store the time spans during which ranks ran, until ``ran`` returns them."""
@@ -121,6 +117,7 @@ class Calls:
     pools: Mapping[str, Pool[Worker]]
     ledger: ShardLedger
     iteration: int
+    lasts: bool = False  # whether ranks keep results after the iteration, as long as they are used
 
     # -- operations
     # --------------------------------------------------------------------------------------------------------
@@ -225,7 +222,7 @@ class Calls:
             call_options,
         )
         for rank, request in requests.items():
-            request.note(pool.at(rank), self.iteration, self.ledger.mark_unused)
+            request.note(pool.at(rank), self.iteration, self.ledger.mark_unused, self.ledger.ended)
         return answers
 
     def _send_frames(
@@ -419,26 +416,29 @@ class Calls:
         ``key``: the key under which the worker stores the result. By default, a new key is made.
         """
         key, forget = self.ledger.key() if key is None else key, self.ledger.take_unused(at)
+        until = KEPT if self.lasts else self.iteration
         return Call(
-            op, key, inputs, self.iteration, {}, forget, [inline(row_message) for row_message in coming]
+            op, key, inputs, until, {}, forget, [inline(row_message) for row_message in coming]
         ).packed(arguments)
 
     # -- columns on workers
     # ------------------------------------------------------------------------------------------------------
 
-    def spread(self, batch: Batch, pool: str | None) -> Batch:
+    def spread(self, batch: Batch, pool: str | None, split: Sequence[Tensor] | None = None) -> Batch:
         """Return the batch with all its columns except scalars on workers.
 
         Columns already on workers stay where they are. The driver's own columns are sent to the ranks of
-        ``pool``. If ``pool`` is None, the batch is returned unchanged.
+        ``pool``. If ``pool`` is None, the batch is returned unchanged. ``split``: the row indices that each
+        rank gets, by default balanced.
         """
         columns = {name: data for name, data in batch.data.items() if data.kind.level is not Level.SCALAR}
         here = {name: data for name, data in columns.items() if not isinstance(data, RemoteColumn)}
         if not here or pool is None:
             return batch
         driver_batch, target = Batch(batch.axis, here), self.pools[pool]
-        units = units_of_rows(batch.axis.slots if batch.axis.grouped else None, len(batch))
-        split = balanced(units, row_tokens(here, len(batch)), len(target))
+        if split is None:
+            units = units_of_rows(batch.axis.slots if batch.axis.grouped else None, len(batch))
+            split = balanced(units, row_tokens(here, len(batch)), len(target))
         return Batch(batch.axis, batch.data | self._put(target, driver_batch, split).data)
 
     def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,7 +24,6 @@ from rlflow.author.stage import Stage
 from rlflow.cluster.calls import Calls, ShardLedger
 from rlflow.cluster.rpc.message import pickled
 from rlflow.cluster.rpc.pool import Pool
-from rlflow.cluster.rpc.row_messages import Payload, opened
 from rlflow.cluster.rpc.streams import Streams, chunks_of
 from rlflow.cluster.sharding.custom_dispatch import by_own_mode
 from rlflow.cluster.sharding.route import Routes
@@ -42,6 +42,7 @@ from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
 from rlflow.execution.row_ledger import UpdateRows
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, known, merged
+from rlflow.execution.wire.row_bytes import Payload, RowRanks, opened
 from rlflow.processes.deadline import Deadline
 from rlflow.training.learning import together
 from rlflow.training.loss_rows import WITH_GROUP, with_groups
@@ -65,6 +66,7 @@ class ClusterEngine(Engine):
     # reward role → pools that can compute it
     judging: Mapping[str, Collection[str]] = field(default_factory=dict)
     limited: Collection[str] = ()  # pools that offload parts of models because their memory is limited
+    lasts: bool = False  # whether columns are kept after the iteration, see ``lasting``
 
     def __post_init__(self) -> None:
         self._ledger = ShardLedger(self.pools.values())
@@ -73,7 +75,7 @@ class ClusterEngine(Engine):
     @property
     def calls(self) -> Calls:
         """The calls of this engine's iteration. All iterations share one ledger."""
-        return Calls(self.pools, self._ledger, self.iteration)
+        return Calls(self.pools, self._ledger, self.iteration, self.lasts)
 
     # -- calls of the contract
     # ---------------------------------------------------------------------------------------------------
@@ -379,34 +381,40 @@ class ClusterEngine(Engine):
         """Return a copy of the role's current weights, for sampling with them after later updates."""
         return self.models[role].frozen()
 
+    def lasting(self) -> Self:
+        """Return an engine for columns that ranks keep until the driver has no batch with them any more."""
+        later = copy.copy(self)
+        later.lasts = True
+        return later
+
     def packed(self, batch: Batch) -> bytes:
-        """Pack the rows of the batch into bytes, for a checkpoint."""
-        return self._gathered(batch).tobytes()
+        """Pack the rows of the batch into bytes, for a checkpoint, with the ranks that store them."""
+        home = self._home(batch, self._nearest(batch, HERE))
+        return self._gathered(batch, RowRanks.of(home, len(batch)) if home else None).tobytes()
 
     def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
-        """Load bytes from ``packed`` onto rank 0 of a pool, and return the batch.
+        """Load bytes from ``packed`` onto the ranks of a pool, and return the batch.
 
-        ``axis``: the batch's row axis, by default the one stored in the bytes. ``pool`` must not be None.
+        Each row returns to the rank that it was on. If the pool now has another number of ranks, the rows are
+        balanced over them. ``axis``: the batch's row axis, by default the one stored in the bytes. ``pool``
+        must not be None.
         """
         assert pool is not None
-        raw, there = np.frombuffer(payload, np.uint8), self.pools[pool]
-        axis = opened(raw).axis if axis is None else axis
-        self._ledger.traffic.add("columns", raw.nbytes)
-        ref = there.send(0, "load", self._ledger.key(), raw, self.iteration, group="io")
-        return self.calls.kept(
-            there, self.calls.answers(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis
-        )
+        rows, ranks = RowRanks.taken(opened(np.frombuffer(payload, np.uint8)))
+        split = ranks.split(len(self.pools[pool])) if ranks is not None else None
+        return self.calls.spread(Batch(rows.axis if axis is None else axis, rows.data), pool, split)
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
-        """Copy the batch onto rank 0 of a pool, and return it with the copied columns.
+        """Copy the batch within the ranks of a pool, and return it with the copied columns.
 
-        The copy is kept until the end of this engine's iteration. ``pool`` must not be None.
+        Rows that are already on the pool stay on their rank. The copy is kept until the end of this engine's
+        iteration. ``pool`` must not be None.
         """
         assert pool is not None
-        there, rows = self.pools[pool], torch.arange(len(batch))
-        return self.calls.kept(
-            there, {0: self.calls.on_one(there, 0, "hold", batch, rows, {}, HERE, "io")}, [rows], batch.axis
-        )
+        there = self.pools[pool]
+        split = self._home(batch, there) or self._split(batch, there)
+        answers = self.calls.run(there, "hold", batch, split, {}, HERE, "io")
+        return self.calls.kept(there, answers, split, batch.axis)
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
         """Return the batch with all its columns on workers. The driver's own columns are sent to ``pool``."""
@@ -446,10 +454,14 @@ class ClusterEngine(Engine):
             return batch
         return Batch(batch.axis, batch.data | opened(self._gathered(there)).data)
 
-    def _gathered(self, batch: Batch) -> Payload:
-        """Return the batch's rows as bytes, joined by a worker of the pool that has most of the batch."""
+    def _gathered(self, batch: Batch, ranks: RowRanks | None = None) -> Payload:
+        """Return the batch's rows as bytes, joined by a worker of the pool that has most of the batch.
+
+        ``ranks``: the ranks of the rows, to be saved with them.
+        """
+        rows, arguments = torch.arange(len(batch)), {"ranks": ranks}
         payload: Payload = self.calls.on_one(
-            self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io"
+            self._nearest(batch, HERE), 0, "fetch", batch, rows, arguments, HERE, "io"
         ).value
         self._ledger.traffic.add("columns", payload.nbytes)
         return payload
@@ -531,7 +543,7 @@ class ClusterEngine(Engine):
 
         Rows sampled ahead for later iterations are kept.
         """
-        self._ledger.clear_unused()
+        self._ledger.ended = max(self._ledger.ended, self.iteration - 1)
         for pool in self.pools.values():
             pool.mailbox.clear(self.iteration)
         limit = Deadline(CLEARED_SECONDS)
@@ -539,10 +551,16 @@ class ClusterEngine(Engine):
         with contextlib.suppress(RemoteError):
             for pool in self.pools.values():
                 refs = [
-                    (rank, pool.send(rank, "clear", self.iteration, group="control"))
+                    (
+                        rank,
+                        pool.send(rank, "clear", self.iteration, self._unused(pool, rank), group="control"),
+                    )
                     for rank in range(len(pool))
                 ]
                 pool.future("clear", refs, CLEARED_SECONDS, list, limit).result()
+
+    def _unused(self, pool: Pool[Worker], rank: int) -> list[int]:
+        return self._ledger.take_unused(pool.at(rank))
 
     # -- splits
     # --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.cluster.group import LOOPBACK, group_of_threads, join
 from rlflow.cluster.health.heartbeat import MARKS
-from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Index
+from rlflow.cluster.rpc.message import Answer, Call, Index
 from rlflow.cluster.rpc.replies import content
-from rlflow.cluster.rpc.row_messages import Payload, RowMessage, inline, packed, size_of
+from rlflow.cluster.rpc.row_messages import RowMessage, inline, size_of
 from rlflow.cluster.rpc.wire_tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.sharding.shard_store import ShardStore
@@ -47,6 +47,7 @@ from rlflow.execution.local_engine import LocalEngine
 from rlflow.execution.offload_manager import OffloadManager
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import PartialMetrics
+from rlflow.execution.wire.row_bytes import Payload, RowRanks, packed
 from rlflow.monitoring.lines import WaitingLines
 from rlflow.monitoring.secrets import guard, remember
 from rlflow.processes.interfaces import Interface
@@ -129,10 +130,6 @@ class Worker:
     # -- columns
     # --------------------------------------------------------------------------------------------------------
 
-    def load(self, key: int, row_message: RowMessage, iteration: int) -> Answer:
-        """Store the rows in a message as a shard. The answer describes the shard's columns to the driver."""
-        return self._keep(Call("load", key, NOTHING, iteration), self.store.take(key, row_message, iteration))
-
     def slice(
         self, key: int, names: tuple[str, ...], rows: Index | None, shared: bool, iteration: int
     ) -> RowMessage:
@@ -147,8 +144,9 @@ class Worker:
         """Drop the shards with these keys."""
         self.store.forget(keys)
 
-    def clear(self, iteration: int) -> None:
-        """Drop all shards stored for this iteration or earlier ones."""
+    def clear(self, iteration: int, keys: Sequence[int] = ()) -> None:
+        """Drop all shards stored for this iteration or earlier ones, and the shards with these keys."""
+        self.store.forget(keys)
         self.store.clear(iteration)
 
     def held(self) -> int:
@@ -365,8 +363,12 @@ class Worker:
         return Answer(value=summarise(columns, call.arguments["judged"]))
 
     def fetch(self, call: Call, batch: Batch) -> Answer:
-        """Return an answer whose ``value`` is ``batch`` as bytes."""
-        return Answer(value=packed(batch))
+        """Return an answer whose ``value`` is ``batch`` as bytes.
+
+        ``call.arguments["ranks"]``: the ranks of its rows, to save with them, or None.
+        """
+        ranks: RowRanks | None = call.arguments["ranks"]
+        return Answer(value=packed(batch if ranks is None else ranks.noted(batch)))
 
     # -- weights
     # --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +36,7 @@ from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
 from rlflow.execution.row_ledger import UpdateRows
 from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import PartialMetric, PartialMetrics
+from rlflow.execution.wire.row_bytes import RowRanks, opened, packed
 from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.training.protocols import Sampling
 
@@ -128,6 +130,13 @@ class Engine:
         later.iteration, later.weights = iteration, weights or {}
         later.memory = self.memory if memory is None else memory
         return later
+
+    def lasting(self) -> Self:
+        """Return an engine for columns that outlive the iteration.
+
+        What its ``held`` and ``unpacked`` return stays stored as long as there is a batch with it.
+        """
+        return self
 
     @property
     def flow_state(self) -> FlowState:
@@ -348,15 +357,17 @@ class Engine:
         raise NotImplementedError("one process samples with the newest weights")
 
     def packed(self, batch: Batch) -> bytes:
-        """Return the batch as bytes for a checkpoint."""
-        raise NotImplementedError("one process samples nothing ahead")
+        """Return the batch as bytes for a checkpoint. Equal batches give equal bytes."""
+        return packed(batch).tobytes()
 
     def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
         """Restore a batch from the bytes that ``packed`` returned, and place it on a pool.
 
-        ``axis``: the row axis of the batch, or None to create a new one.
+        ``axis``: the row axis of the batch, or None to create a new one. The bytes may come from a run with
+        other pools.
         """
-        raise NotImplementedError("one process samples nothing ahead")
+        rows, _ = RowRanks.taken(opened(np.frombuffer(payload, np.uint8)))
+        return rows if axis is None else Batch(axis, rows.data)
 
     def joined(self, batches: list[Batch]) -> Batch:
         """Concatenate batches into one."""

@@ -13,7 +13,7 @@ import torch
 from rlflow import Batch
 from rlflow.author.batch import flatten, pad
 from rlflow.author.copy_on_write import FileMemory, address, file_memory, writable_copy
-from rlflow.cluster.rpc.column_wire import pack, unpack
+from rlflow.execution.wire.column_wire import pack, unpack
 
 EVEN = torch.full((8,), 64)
 WRITES = {

@@ -129,7 +129,7 @@ def test_tests_that_reach_the_mutant_run_first_fastest_first():
 @pytest.mark.parametrize(
     ("source", "begins"),
     [
-        ("rlflow/cluster/rpc/column_wire.py", "tests/cluster/rpc/"),
+        ("rlflow/execution/wire/column_wire.py", "tests/execution/wire/"),
         ("rlflow/cluster/nothing/one.py", "tests/cluster/"),
         ("rlflow/author/batch.py", "tests/author/test_batch.py::"),
         ("backends/local/heap.py", "tests/backends/"),
@@ -137,7 +137,7 @@ def test_tests_that_reach_the_mutant_run_first_fastest_first():
 )
 def test_a_source_uses_the_tests_of_the_nearest_folder(source, begins):
     tests = [
-        "tests/cluster/rpc/test_column_wire.py::a",
+        "tests/execution/wire/test_column_wire.py::a",
         "tests/cluster/test_load.py::b",
         "tests/author/test_batch.py::c",
         "tests/backends/test_x.py::d",

@@ -14,7 +14,7 @@ from rlflow.author.figures import Figure, Of
 from rlflow.author.load import load
 from rlflow.cluster.rpc.wire_tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.sharding.shard_map import RemoteColumn
-from rlflow.execution.engine import Chunks
+from rlflow.execution.engine import HERE, Chunks
 from rlflow.training.protocols import Sampling
 
 pytestmark = pytest.mark.slow  # whole runs, models or processes: each test is short, all together are not
@@ -195,6 +195,52 @@ def test_carried_over_rows_come_back_from_a_checkpoint(distributed):
     assert engine.gather(engine.concat(texts))["said"] == [*expected["completion"], *expected["finish"]]
     engine.finished()
     assert stored(distributed) == {"all": [0, 0, 0]}
+
+
+def homes(rows):
+    """Return the rank that stores each row."""
+    layout = rows.data["tokens"].layout
+    return [layout.shards[i].at.rank for i in layout.shard.tolist()]
+
+
+def test_rows_come_back_to_the_ranks_that_stored_them(distributed):
+    engine = distributed.prepared.engine
+    rows = engine.sample("actor", distributed.take(), SAMPLING, 5)
+    assert len(set(homes(rows))) == 3
+    packed = engine.packed(rows)
+    back = engine.unpacked(packed, None, "all")
+    assert homes(back) == homes(rows) == homes(engine.held(rows, "all"))
+    assert engine.packed(back) == packed
+    part = rows.rows([1, 4, 9])
+    assert homes(engine.held(part, "all")) == homes(part)
+    engine.finished()
+
+
+def test_lasting_rows_are_kept_until_nothing_uses_them(distributed):
+    engine = distributed.prepared.engine
+    rows = engine.sample("actor", distributed.take(), SAMPLING, 5)
+    expected = engine.gather(rows)["tokens"]
+    kept = [engine.lasting().held(rows, "all"), engine.lasting().unpacked(engine.packed(rows), None, "all")]
+    del rows
+    for iteration in (1, 2, 3):
+        engine.finished()
+        engine.iteration = iteration
+        assert stored(distributed) == {"all": [2, 2, 2]}
+        for batch in kept:
+            assert torch.equal(engine.gather(batch)["tokens"], expected)
+            # a call on other ranks copies rows to them for this iteration only
+            engine.calls.run(
+                engine.pools["all"], "hold", batch.select("tokens"), [torch.arange(14)], {}, HERE, "io"
+            )
+    assert all(len(shard.copies) < 3 for batch in kept for shard in batch.data["tokens"].layout.shards)
+    part = kept[0].rows([0, 13])
+    del kept[:], batch
+    engine.finished()
+    assert sum(stored(distributed)["all"]) == 3  # a selection keeps all shards of its batch
+    del part
+    engine.finished()
+    assert stored(distributed) == {"all": [0, 0, 0]}
+    engine.iteration = 0
 
 
 def test_the_driver_reads_no_column_above_64_kib(distributed):

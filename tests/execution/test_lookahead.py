@@ -19,7 +19,6 @@ from keyed import keyed
 from rlflow import StageError, flow, group, loss, repeat, stage
 from rlflow.author.load import load
 from rlflow.backends.null import Score
-from rlflow.cluster.rpc.column_wire import pack, unpack
 from rlflow.compiler.passes import plan
 from rlflow.errors import SkipIteration, Stopped
 from rlflow.execution import lookahead as ahead
@@ -112,13 +111,6 @@ class Versions(LocalEngine):
         model.generator.receive(iter(()), self.weights.get(role, model.version))
         model.sampled_version = model.version  # Engine.sample would pass it
         return super().sample(role, prompts, sampling, seed)
-
-    def packed(self, batch):
-        return pack(batch)
-
-    def unpacked(self, payload, axis, pool):
-        batch = unpack(payload)
-        return batch if axis is None else type(batch)(axis, batch.data)
 
 
 class Run:

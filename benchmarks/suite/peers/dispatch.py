@@ -21,10 +21,10 @@ from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 from rlflow.benchmarks.peers._calls import NAMES, Iterations
 from rlflow.cluster.rpc.actor import make_pool
-from rlflow.cluster.rpc.column_wire import BatchFrame
 from rlflow.cluster.sharding.shard_map import row_tokens
 from rlflow.cluster.sharding.split import balanced, units_of_rows
 from rlflow.execution.engine import CallOptions
+from rlflow.execution.wire.column_wire import BatchFrame
 from rlflow.runs.api import Roles, roles
 
 STARTED = 300.0  # maximum number of seconds for workers to start

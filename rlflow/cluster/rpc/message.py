@@ -20,12 +20,13 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 from rlflow.author.figures import Figure, Of
-from rlflow.cluster.rpc.column_wire import pack, unpack
 from rlflow.cluster.rpc.row_messages import RowMessage
 from rlflow.cluster.rpc.shared_memory import SharedFrame
 from rlflow.execution.tally import Label, PartialMetric, PartialMetrics
+from rlflow.execution.wire.column_wire import pack, unpack
 
 Index = NDArray[np.int64]
+KEPT = 1 << 62  # an iteration that never ends: what is stored for it is kept until it is forgotten
 
 
 class ShardRows(NamedTuple):
@@ -76,7 +77,8 @@ class Call(NamedTuple):
     def __str__(self) -> str:
         """Describe the call as an activity of the worker."""
         of = self.arguments.get("function") or self.arguments.get("role")
-        return f"{self.op}{f' of {of}' if of else ''} in iteration {self.iteration}"
+        when = f" in iteration {self.iteration}" if self.iteration < KEPT else ""
+        return f"{self.op}{f' of {of}' if of else ''}{when}"
 
     def packed(self, arguments: bytes) -> bytes:
         """Pack the call into bytes.

@@ -10,7 +10,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
-from rlflow.cluster.rpc.column_wire import BatchFrame
 from rlflow.cluster.rpc.host import GENERATION_BYTES
 from rlflow.cluster.rpc.rank_transport import Answers, CallFailed, Gone, RankTransport, is_answered
 from rlflow.cluster.rpc.replies import content
@@ -20,6 +19,7 @@ from rlflow.cluster.sharding.gather import gathered
 from rlflow.cluster.sharding.shard_map import WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, merge_order, units_of_rows
 from rlflow.errors import Dead, Late, RemoteError, RemoteFailure
+from rlflow.execution.wire.column_wire import BatchFrame
 from rlflow.processes.deadline import LOOK, Deadline
 from rlflow.processes.user_frames import AS_THEY_ARE, RaisedElsewhere
 

@@ -6,50 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rlflow.author.axis import Axis
-from rlflow.author.batch import Batch, Data
-from rlflow.cluster.rpc.column_wire import BatchFrame, unpack
+from rlflow.author.batch import Batch
 from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame, SharedInbox, SharedOutbox
+from rlflow.execution.wire.column_wire import BatchFrame, unpack
+from rlflow.execution.wire.row_bytes import Payload
 
-Payload = NDArray[np.uint8]  # bytes that Ray passes without a copy
 RowMessage = Payload | SharedFrame
 
 
 def size_of(row_message: RowMessage) -> int:
     """Return how many bytes a message moves from one process to the other."""
     return row_message.size if isinstance(row_message, SharedFrame) else row_message.nbytes
-
-
-def packed(batch: Batch, rows: Tensor | None = None) -> Payload:
-    """Return a batch as bytes in the format of `rlflow.cluster.rpc.column_wire`.
-
-    ``rows``: row indices, or None for all rows. Integers are written as int32 if they fit.
-    """
-    return BatchFrame(batch, rows, narrow=True).written().numpy()
-
-
-def opened(payload: Payload) -> Batch:
-    """Unpack bytes from ``packed``, and return the batch.
-
-    Its tensors are views of the bytes, except for integers that were written as int32.
-    """
-    batch = unpack(payload.data)
-    return Batch(batch.axis, {name: widened(data) for name, data in batch.data.items()})
-
-
-def widened(data: Data) -> Data:
-    """Return the column with its integers converted back to the dtype of its kind."""
-    if (
-        data.kind.dtype != "int64"
-        or not isinstance(data.value, Tensor)
-        or data.value.dtype is not torch.int32
-    ):
-        return data
-    return replace(data, value=data.value.to(torch.int64))
 
 
 def inline(row_message: object) -> RowMessage | None:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.copy_on_write import FileMemory
-from rlflow.cluster.rpc.column_wire import BatchFrame
+from rlflow.execution.wire.column_wire import BatchFrame
 
 LIMIT = 1 << 30  # maximum size of one sender's shared memory, in bytes
 # maximum size in bytes of a frame that is sent inside a call; a call with several such frames must fit into

@@ -8,7 +8,7 @@ import numpy as np
 import safetensors.torch
 from torch import Tensor
 
-from rlflow.cluster.rpc.row_messages import Payload
+from rlflow.execution.wire.row_bytes import Payload
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> Payload:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rlflow.author.batch import LONG, Batch, Data
 from rlflow.author.copy_on_write import file_memory
-from rlflow.cluster.rpc.column_wire import runs
-from rlflow.cluster.rpc.row_messages import widened
+from rlflow.execution.wire.column_wire import runs
+from rlflow.execution.wire.row_bytes import widened
 
 Part = tuple[Batch, Tensor | None]  # columns, and row numbers; None: all rows in their order
 

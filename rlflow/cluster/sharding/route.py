@@ -49,18 +49,21 @@ class RowRequest(NamedTuple):
     transfers: tuple[Transfer, ...]
     copies: tuple[StoredRows, ...] = ()
 
-    def note(self, at: WorkerId, iteration: int, release: Callable[[WorkerId, int], None]) -> None:
+    def note(
+        self, at: WorkerId, iteration: int, release: Callable[[WorkerId, int], None], ended: int = -1
+    ) -> None:
         """Record the copies of shards that the worker ``at`` has made for this request.
 
         Later requests in the same iteration use these copies. ``release``: called with a worker and a key
-        when a copy is no longer used.
+        when a copy is no longer used. ``ended``: copies of this iteration and earlier ones are forgotten.
         """
         for key, rows, names, pieces in self.copies:
             shard = Shard(at, key, rows, release)
             for source, wanted, index in pieces:
                 where = torch.full((source.rows,), -1, dtype=torch.int64)
                 where[torch.arange(source.rows) if index is None else index] = wanted
-                source.copies.append(ShardCopy(shard, names, where, iteration))
+                live = [copy for copy in source.copies if copy.iteration > ended]
+                source.copies = [*live, ShardCopy(shard, names, where, iteration)]
 
 
 class AlignedColumns(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from rlflow.author.axis import Axis
+from rlflow.author.axis import Axis, stacked
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 
@@ -193,7 +193,7 @@ def joined(batches: Sequence[Batch], axis: Axis | None = None) -> Batch:
     """
     first = batches[0]
     if axis is None:
-        axis = Axis(torch.cat([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
+        axis = Axis(stacked([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
     return Batch(axis, {name: _joined([batch.data[name] for batch in batches]) for name in first.data})
 
 

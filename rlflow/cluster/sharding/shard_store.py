@@ -13,7 +13,7 @@ from rlflow.author.batch import Batch, Data
 from rlflow.author.copy_on_write import file_memory, writable_copy
 from rlflow.cluster.rpc.message import Index, Inputs, Source
 from rlflow.cluster.rpc.row_messages import RowMailbox, RowMessage
-from rlflow.cluster.sharding.gather import gathered, owned
+from rlflow.cluster.sharding.gather import gathered
 from rlflow.cluster.sharding.shard_map import empty
 
 
@@ -63,13 +63,6 @@ class ShardStore:
         """
         which = None if rows is None else torch.tensor(rows)
         return self.mailbox.message(self._held[key].select(*names), which, shared=shared, iteration=iteration)
-
-    def take(self, key: int, row_message: RowMessage, iteration: int) -> Batch:
-        """Store a message's rows as a shard under ``key`` until ``iteration`` ends. Return the shard."""
-        [batch] = self.mailbox.opened([row_message])
-        shard = owned(batch)
-        self.put(key, shard, iteration)
-        return shard
 
     def batch(self, inputs: Inputs, transfers: Sequence[RowMessage], iteration: int = 0) -> Batch:
         """Return a call's batch, joined from stored shards and rows of other workers.

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlflow.cluster.rpc.column_wire import viewed
 from rlflow.cluster.weights.same_ranks import storages
 from rlflow.execution.role_model import Model
+from rlflow.execution.wire.column_wire import viewed
 from rlflow.training.protocols import ShowsDestinations, ShowsPieces
 from rlflow.training.weight_sync.execute import Resharder
 from rlflow.training.weight_sync.layout import TensorShard, WeightLayout, join

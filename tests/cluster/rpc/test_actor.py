@@ -10,8 +10,8 @@ from rlflow.author.batch import Batch
 from rlflow.cluster.health.heartbeat import MARKS
 from rlflow.cluster.rpc.actor import RayHost
 from rlflow.cluster.rpc.host import GENERATION_BYTES
-from rlflow.cluster.rpc.row_messages import opened, packed
 from rlflow.errors import RemoteError
+from rlflow.execution.wire.row_bytes import opened, packed
 from rlflow.processes.user_frames import RaisedElsewhere
 from rlflow.processes.watchdog.beside import Watchdog
 

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.author.batch import Batch
-from rlflow.cluster.rpc import row_messages
-from rlflow.cluster.rpc.column_wire import WireError, unpack
-from rlflow.cluster.rpc.row_messages import RowMailbox, opened, packed
+from rlflow.cluster.rpc.row_messages import RowMailbox
 from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame
+from rlflow.execution.wire import row_bytes
+from rlflow.execution.wire.column_wire import WireError, unpack
+from rlflow.execution.wire.row_bytes import opened, packed
 
 FAR = 1 << 40  # needs more than 32 bits
 
@@ -98,7 +99,7 @@ def test_only_large_messages_go_through_shared_memory():
 
 def opened_again(batch):
     """The batch with its dtypes."""
-    return Batch(batch.axis, {name: row_messages.widened(data) for name, data in batch.data.items()})
+    return Batch(batch.axis, {name: row_bytes.widened(data) for name, data in batch.data.items()})
 
 
 def test_a_process_reports_if_it_reaches_the_memory_of_another():

@@ -16,7 +16,6 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 from rlflow.author.copy_on_write import file_memory, writable_copy
-from rlflow.cluster.rpc.column_wire import BatchFrame, pack, unpack
 from rlflow.cluster.rpc.row_messages import RowMailbox
 from rlflow.cluster.rpc.shared_memory import (
     HEAD,
@@ -27,6 +26,7 @@ from rlflow.cluster.rpc.shared_memory import (
     SharedOutbox,
     rounded,
 )
+from rlflow.execution.wire.column_wire import BatchFrame, pack, unpack
 
 
 def numbers(count, first=0):
@@ -104,7 +104,7 @@ import torch
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.cluster.rpc.shared_memory import SharedInbox, SharedOutbox
-from rlflow.cluster.rpc.column_wire import BatchFrame
+from rlflow.execution.wire.column_wire import BatchFrame
 from rlflow.author.columns import Kind, Level
 outbox, inbox, rows = SharedOutbox(), SharedInbox(), []
 at = outbox.write(BatchFrame(Batch(Axis.fresh(9000), {"x": Data(Kind(Level.ROW, "float32"), torch.ones(9000))})))
@@ -303,7 +303,7 @@ import torch
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data
 from rlflow.cluster.rpc.shared_memory import SharedOutbox
-from rlflow.cluster.rpc.column_wire import BatchFrame
+from rlflow.execution.wire.column_wire import BatchFrame
 from rlflow.author.columns import Kind, Level
 outbox = SharedOutbox()
 at = outbox.write(BatchFrame(Batch(Axis.fresh(3), {{"x": Data(Kind(Level.ROW, "float32"), torch.tensor([1.0, 2.0, 3.0]))}})))

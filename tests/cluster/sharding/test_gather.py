@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from rlflow import Batch
 from rlflow.author.copy_on_write import address, file_memory
-from rlflow.cluster.rpc.row_messages import RowMailbox, opened, packed
+from rlflow.cluster.rpc.row_messages import RowMailbox
 from rlflow.cluster.sharding.gather import gathered, owned
+from rlflow.execution.wire.row_bytes import opened, packed
 
 NAMES = ["tokens", "rewards", "scores", "completion"]
 

@@ -8,7 +8,7 @@ import rlflow
 from rlflow.author.load import load_flow
 from rlflow.cluster.rpc.message import Call
 from rlflow.cluster.rpc.pool import Pool
-from rlflow.cluster.rpc.row_messages import opened
+from rlflow.execution.wire.row_bytes import opened
 
 FLAGS = "--pools train=2,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16"
 TARGETS = {

@@ -27,7 +27,7 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import LONG, Batch, Data, extent
 from rlflow.author.columns import Kind, Level
 from rlflow.author.messages import read, written
-from rlflow.cluster.rpc.header import (
+from rlflow.execution.wire.header import (
     DTYPES,
     HEADER_LIMIT,
     KEYS,

@@ -18,9 +18,9 @@ from rlflow.author.axis import Axis
 from rlflow.author.batch import Data
 from rlflow.author.columns import Kind, Level
 from rlflow.author.messages import MARK, packed
-from rlflow.cluster.rpc import column_wire
-from rlflow.cluster.rpc.column_wire import WireError, pack, unpack
-from rlflow.cluster.rpc.header import DTYPES
+from rlflow.execution.wire import column_wire
+from rlflow.execution.wire.column_wire import WireError, pack, unpack
+from rlflow.execution.wire.header import DTYPES
 
 QUICK = settings(max_examples=100, deadline=None)
 NAMES = st.sampled_from(sorted(DTYPES))
