@@ -1,6 +1,6 @@
-"""Every block of docs/authoring.md and docs/reference.md runs and prints what the page shows.
+"""Every block of docs/authoring.md, docs/reference.md and docs/memory.md runs and prints what the page shows.
 
-Python blocks of both pages continue one another in one module. A block whose first line is ``# NAME.py`` is a
+Python blocks of these pages continue one another in one module. A block whose first line is ``# NAME.py`` is a
 file of its own, and the module starts with the first file. The flows pass `check` and run on the null backend,
 planned and eagerly. Console blocks go through the command line's entry point, in a folder with the files; ``#
 exits N`` after a command is its exit code. Times (``0.02 s``) are not compared, and a line ``…`` stands for any
@@ -40,7 +40,10 @@ from rlflow.compiler.check.checker import check
 pytestmark = pytest.mark.slow
 
 REFERENCE = ROOT / "docs" / "reference.md"
-PAGES = {path.stem: path.read_text() for path in (ROOT / "docs" / "authoring.md", REFERENCE)}
+PAGES = {
+    path.stem: path.read_text()
+    for path in (ROOT / "docs" / "authoring.md", REFERENCE, ROOT / "docs" / "memory.md")
+}
 CHECKED = (
     "rlflow/author",
     "rlflow/compiler/trace",
@@ -218,6 +221,8 @@ def test_stages_without_a_flow_on_the_page_run(page: ModuleType) -> None:
         "norm",
         "mixed",
         "adapt",
+        "learnable",
+        "outcomes",
         "ask_back",
     }
 
