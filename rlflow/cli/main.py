@@ -110,7 +110,7 @@ def data(
     file: Annotated[
         str,
         typer.Argument(
-            help="a .jsonl or .parquet file, a dataset folder, a task, or a data set on the Hub",
+            help="a .jsonl, .json, .parquet, .csv or .tsv file, a dataset folder, a task, or a data set on the Hub",
             show_default=False,
         ),
     ],

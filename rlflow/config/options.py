@@ -23,7 +23,7 @@ class Options:
 
     # model that model roles start from: a Hugging Face folder, or OWNER/NAME[@REVISION] on the Hub
     model: str | None = None
-    # [NAME=]FILE[:WEIGHT]: .jsonl, .parquet, a Hugging Face dataset folder, a reasoning-gym task, or
+    # [NAME=]FILE[:WEIGHT]: .jsonl, .json, .parquet, .csv, a Hugging Face dataset folder, a reasoning-gym task, or
     # OWNER/NAME[@REVISION][:CONFIG][/SPLIT] on the Hub; repeatable
     data: tuple[str, ...] = ()
     # what to do with records that a model cannot take: stop before the run, or skip them

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from rlflow.data.gym import PREFIX
 from rlflow.data.hub_names import hub_data
+from rlflow.data.records import SUFFIXES
 from rlflow.errors import PlanError
 
 NAME = re.compile(r"\w[\w.-]*")
-FILES = (".jsonl", ".parquet", ".csv", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _name(path: str) -> str:
     if has_magic(path) and not _exists(path):
         path = str(Path(path).parent.absolute())
     last = Path(path.removeprefix(PREFIX)).name
-    return Path(last).stem if Path(last).suffix in FILES else last
+    return Path(last).stem if Path(last).suffix in SUFFIXES else last
 
 
 def _split_weight(text: str) -> tuple[str, Fraction | None]:
@@ -105,7 +105,7 @@ def _split_weight(text: str) -> tuple[str, Fraction | None]:
     try:
         weight = float(last)
     except ValueError:
-        if _exists(body) or Path(body).suffix in FILES or body.startswith(PREFIX):
+        if _exists(body) or Path(body).suffix in SUFFIXES or body.startswith(PREFIX):
             raise _no_weight(body, last) from None
         return text, None
     if not math.isfinite(weight) or weight <= 0:

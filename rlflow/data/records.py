@@ -1,11 +1,10 @@
-"""Reads records from files (JSONL, Parquet, CSV, TSV), Hugging Face dataset folders, and the Hub.
+"""Reads records from files (JSON, Parquet, CSV, TSV), Hugging Face dataset folders, and the Hub.
 
 Each record is a mapping with its file and line.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,11 +15,13 @@ from typing import Any
 
 from rlflow.data import hub
 from rlflow.data.hub_names import HubName
+from rlflow.data.json_files import json_rows, line_rows
 from rlflow.data.text_tables import text_rows
 from rlflow.errors import Place, PlanError, Problem, listed, nearest
 from rlflow.extras import require
 
-SUFFIXES = (".jsonl", ".parquet", ".csv", ".tsv")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
+DESCRIPTIONS = ("dataset_infos.json", "config.json")  # files that describe the data in a folder
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
@@ -157,11 +158,13 @@ def _files(files: Sequence[Path]) -> Items:
 def _file(path: Path) -> Items:
     match path.suffix:
         case ".jsonl":
-            return _jsonl(path)
+            return _raw(line_rows(path))
+        case ".json":
+            return _raw(json_rows(path))
         case ".parquet":
             return _parquet(path)
         case ".csv" | ".tsv":
-            return _texts(path)
+            return _raw(text_rows(path), text=True)
     raise unknown_format(path)
 
 
@@ -176,39 +179,8 @@ def unknown_format(path: Path) -> PlanError:
     )
 
 
-def _texts(path: Path) -> Items:
-    return (
-        item if isinstance(item, Problem) else Raw(item[0], item[1], text=True) for item in text_rows(path)
-    )
-
-
-def _jsonl(path: Path) -> Iterator[Raw | Problem]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield _object(line.removeprefix(b"\xef\xbb\xbf"), Place(str(path), number))
-
-
-def _object(line: bytes, place: Place) -> Raw | Problem:
-    try:
-        value = json.loads(line.decode())
-    except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError too
-        return Problem(
-            "data-json",
-            f"not valid JSON: {error}",
-            place,
-            found=repr(line[:60]),
-            expected="one JSON object per line",
-        )
-    if not isinstance(value, dict):
-        return Problem(
-            "data-json",
-            "the line is not a JSON object",
-            place,
-            found=type(value).__name__,
-            expected='an object such as {"prompt": "…", "answer": "…"}',
-        )
-    return Raw(value, place)
+def _raw(rows: Iterable[tuple[Mapping[str, Any], Place] | Problem], text: bool = False) -> Items:
+    return (row if isinstance(row, Problem) else Raw(*row, text=text) for row in rows)
 
 
 def _parquet(path: Path) -> Items:
@@ -231,9 +203,7 @@ def _folder(path: Path) -> dict[str, Callable[[], Items]]:
     if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
         data = require("datasets", extra="tasks").load_from_disk(str(path))
         return _of_rows(data if isinstance(data, Mapping) else {"": data}, str(path))
-    files = sorted(
-        file for file in path.rglob("*") if file.suffix in SUFFIXES and not _hidden(file.relative_to(path))
-    )
+    files = _data_files(path)
     if not files:
         raise PlanError.of(
             "data-folder",
@@ -248,6 +218,19 @@ def _folder(path: Path) -> dict[str, Callable[[], Items]]:
     return {
         name: partial(_of_part, path, [file for file in files if _split_of(file) == name]) for name in names
     }
+
+
+def _data_files(path: Path) -> list[Path]:
+    """Return the files in a folder that contain data, sorted by name.
+
+    Folders of data often have .json files that describe it, so these count only if there are no others.
+    """
+    found = sorted(
+        file for file in path.rglob("*") if file.suffix in SUFFIXES and not _hidden(file.relative_to(path))
+    )
+    return [file for file in found if file.suffix != ".json"] or [
+        file for file in found if file.name not in DESCRIPTIONS
+    ]
 
 
 def _hidden(path: Path) -> bool:

@@ -54,8 +54,8 @@ def open_data(
 ) -> Dataset:
     """Open a file, folder or reasoning-gym task as a data set.
 
-    ``spec``: a .jsonl, .parquet, .csv or .tsv file, a pattern that matches several, a Hugging Face dataset
-    folder, a folder of such files, the name of a reasoning-gym task, or a data set on the Hub. Raises
+    ``spec``: a .jsonl, .json, .parquet, .csv or .tsv file, a pattern that matches several, a Hugging Face
+    dataset folder, a folder of such files, the name of a reasoning-gym task, or a data set on the Hub. Raises
     PlanError if it can't be read or doesn't fit the settings.
 
     - ``tokenizer``: a model folder; without one, prompts are encoded as bytes.

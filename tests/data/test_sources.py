@@ -1,5 +1,6 @@
 """Every format gives the same records, and every fault of a file is reported with its line."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -44,15 +45,25 @@ def test_all_formats_give_the_same_records(tmp_path, jsonl, rows):
     table = pyarrow.Table.from_pylist(rows)
     pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"), num_proc=None)
+    (tmp_path / "d.json").write_text(json.dumps(rows, indent=2))
     (tmp_path / "hub").mkdir()
     pyarrow.parquet.write_table(table, tmp_path / "hub" / "train-00000-of-00001.parquet")
     pyarrow.parquet.write_table(table.slice(0, 2), tmp_path / "hub" / "test-00000-of-00001.parquet")
     of_all = [
         open_data(path)
-        for path in (jsonl(*rows), tmp_path / "d.parquet", tmp_path / "saved", tmp_path / "hub")
+        for path in (jsonl(*rows), *(tmp_path / name for name in ("d.json", "d.parquet", "saved", "hub")))
     ]
     assert {data.digest for data in of_all} == {of_all[0].digest}
     assert len(open_data(tmp_path / "hub", split="test")) == 2
+
+
+def test_a_folder_of_json_files_is_read_unless_it_has_other_data(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(ROWS))
+    (tmp_path / "test.json").write_text(json.dumps(ROWS[:2]))
+    (tmp_path / "dataset_infos.json").write_text('{"default": {}}')
+    assert [len(open_data(tmp_path, split=split)) for split in ("train", "test")] == [6, 2]
+    (tmp_path / "train.jsonl").write_text(json.dumps(ROWS[0]))
+    assert len(open_data(tmp_path)) == 1
 
 
 def test_a_saved_dictionary_gives_the_requested_split_or_train(tmp_path):
