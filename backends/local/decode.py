@@ -260,30 +260,44 @@ def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask
     """
     attended = {} if mask is None else {"attention_mask": mask}
     with known(), without_cudnn(network.device):
-        return network.hidden(ids, positions, past_key_values=cache, use_cache=True, **attended)[:, -1]
+        return network.hidden(ids, positions, cache, **attended)[:, -1]
 
 
 @torch.inference_mode()
 def check_cache(network: Network) -> None:
     """Raise PlanError if the local generator can't use the model's key-value cache.
 
-    A test on a few tokens covers rows of different lengths, removed rows, and rows taken twice.
+    A test on a few tokens covers rows of different lengths, removed rows, and rows taken twice. The hidden
+    states have to match those without a cache.
     """
     vocabulary = network.module.get_input_embeddings().weight.shape[0]
     prompts, steps = ([torch.tensor(row) % vocabulary for row in rows] for rows in TRIAL)
     try:
         rows = prefill(network, prompts, len(steps)).go_on(OF, branch=False)
         for step, token in enumerate(steps):
-            advance(network, rows, token.to(network.device), step)
+            hidden = advance(network, rows, token.to(network.device), step)
             rows = rows.take(torch.arange(len(OF)))
+        if alike(network, hidden, _without_cache(network, prompts, steps)):
+            return
+        found = "hidden states that differ from those without a cache"
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise PlanError.of(
-            "no-cache",
-            f"{type(network.module).__name__} has a key-value cache that the local generator does not support",
-            found=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
-            expected="an attention model such as Llama, Qwen or Gemma",
-            remedy="--ROLE.generator vllm",
-        ) from error
+        found = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    raise PlanError.of(
+        "no-cache",
+        f"{type(network.module).__name__} has a key-value cache that the local generator does not support",
+        found=found,
+        expected="an attention model such as Llama, Qwen or Gemma",
+        remedy="--ROLE.generator vllm",
+    )
+
+
+def _without_cache(network: Network, prompts: Sequence[Tensor], steps: Sequence[Tensor]) -> Tensor:
+    """Return the hidden states [rows, hidden] after the last step of each row in OF."""
+    rows = [torch.cat([prompts[of], tokens]) for of, tokens in zip(OF, torch.stack(steps, 1), strict=True)]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(network.device)
+    positions = torch.arange(ids.shape[1], device=network.device)[None]
+    last = torch.tensor([len(row) - 1 for row in rows], device=network.device)
+    return network.hidden(ids, positions, use_cache=False)[torch.arange(len(rows)), last]
 
 
 @torch.inference_mode()

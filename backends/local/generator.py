@@ -25,8 +25,9 @@ from rlflow.backends.local.room import check_room, longest
 from rlflow.backends.local.sequences import longest_row, sequences
 from rlflow.backends.local.settings import GeneratorSettings
 from rlflow.backends.local.tokenizer import load_tokenizer
+from rlflow.backends.local.transformers_internals import CACHE_ARGUMENTS
 from rlflow.data.spoken import completions
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, listed
 from rlflow.training.chunks import chunked
 from rlflow.training.minibatches import microbatches
 from rlflow.training.protocols import Capabilities, ModelSpec, Sampling
@@ -50,12 +51,13 @@ class Generator:
                 spec.folder, "logprobs", False, spec.device, spec.dtype, spec.seed, longest=spec.longest
             )
         )
-        if "past_key_values" not in self.network.takes:
+        if self.network.cache_argument is None:
             raise PlanError.of(
                 "no-cache",
                 f"{type(self.network.module).__name__} has no key-value cache for the local generator",
-                found="a forward without past_key_values",
+                found=f"a forward without {listed(CACHE_ARGUMENTS)}",
                 expected="an attention model such as Llama, Qwen or Gemma",
+                remedy="--ROLE.generator vllm",
             )
         check_cache(self.network)
         read_few_rows(self.network)

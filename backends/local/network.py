@@ -26,6 +26,7 @@ from rlflow.backends.local.read_model import (
     unwrapped,
 )
 from rlflow.backends.local.settings import TrainerSettings
+from rlflow.backends.local.transformers_internals import CACHE_ARGUMENTS, Cache
 from rlflow.errors import PlanError, listed
 from rlflow.training import pretrained
 from rlflow.training.protocols import Head, ModelSpec
@@ -91,10 +92,17 @@ class Network:
         """The device of the weights."""
         return self.module.device
 
-    def hidden(self, ids: Tensor, positions: Tensor, **options: Any) -> Tensor:
+    @property
+    def cache_argument(self) -> str | None:
+        """The backbone's argument for a key-value cache, or None if it has none."""
+        return next((name for name in CACHE_ARGUMENTS if name in self.takes), None)
+
+    def hidden(self, ids: Tensor, positions: Tensor, cache: Cache | None = None, **options: Any) -> Tensor:
         """Compute the hidden states [rows, L, hidden] of the tokens ``ids`` [rows, L]. positions: [rows or 1,
-        L]."""
+        L]. cache: the keys and values of earlier tokens, to which these tokens' are appended."""
         self.check_awake()
+        if cache is not None:
+            options |= {str(self.cache_argument): cache, "use_cache": True}
         if "position_ids" in self.takes:
             options["position_ids"] = positions
         with self.precision():

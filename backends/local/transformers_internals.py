@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
     "ALL_MASK_ATTENTION_FUNCTIONS",
+    "CACHE_ARGUMENTS",
     "Cache",
     "Conv1D",
     "DynamicLayer",
@@ -26,3 +27,6 @@ __all__ = [
     "modeling_utils",
     "sdpa_mask",
 ]
+
+# the argument of a model's forward for its key-value cache: "cache" since transformers 5.20
+CACHE_ARGUMENTS = ("past_key_values", "cache")

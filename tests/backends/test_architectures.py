@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig, Mamba2Config
+from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig, MambaConfig, OpenAIGPTConfig
 
 from rlflow import loss
 from rlflow.author.batch import Batch
@@ -104,9 +104,13 @@ def test_an_unknown_change_of_logits_is_refused(folders, monkeypatch):
         Trainer(ModelSpec(folders["gemma2"]))
 
 
-def test_a_model_with_an_unknown_cache_is_refused(folders, tmp_path):
-    config = Mamba2Config(
-        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_heads=8, head_dim=8, state_size=8, n_groups=1
-    )
-    with pytest.raises(PlanError, match="no key-value cache"):
+def test_a_model_without_a_cache_is_refused(folders, tmp_path):
+    config = OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=2)
+    with pytest.raises(PlanError, match=r"no key-value cache(.|\n)*remedy: +--ROLE.generator vllm"):
+        Generator(ModelSpec(saved(config, tmp_path, folders["gpt2"])))
+
+
+def test_a_model_whose_cache_changes_its_numbers_is_refused(folders, tmp_path):
+    config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=8)
+    with pytest.raises(PlanError, match=r"key-value cache(.|\n)*remedy: +--ROLE.generator vllm"):
         Generator(ModelSpec(saved(config, tmp_path, folders["gpt2"])))

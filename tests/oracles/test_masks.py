@@ -27,8 +27,8 @@ class Recorded:
     def __init__(self, tokens):
         self.tokens = tokens
 
-    def hidden(self, ids, positions, past_key_values, **_):
-        past_key_values.update(*(torch.zeros(len(ids), 1, ids.shape[1], 1) for _ in range(2)), 0)
+    def hidden(self, ids, positions, cache, **_):
+        cache.update(*(torch.zeros(len(ids), 1, ids.shape[1], 1) for _ in range(2)), 0)
         return positions.expand_as(ids)[..., None].float()
 
     def logits(self, hidden):
