@@ -49,13 +49,13 @@ class Guard:
         """Raise StageError if the run has to stop after this iteration.
 
         It does if too many rewards are missing (``--max-missing``), or if an update hasn't taken an optimizer
-        step for too many iterations in a row (``--max-bad``).
+        step for too many iterations in a row (``--max-bad``). Updates that got no rows don't count.
         """
         self._missing(iteration, figures, summary)
         stuck = [
             figure.node
             for figure, value in figures.items()
-            if figure.of is Of.UPDATE and figure.name == "steps" and value == 0
+            if figure.of is Of.UPDATE and figure.name == "steps" and value == 0 and _had_rows(figure, figures)
         ]
         self.bad = self.bad + 1 if stuck else 0
         if self.options.max_bad and self.bad >= self.options.max_bad:
@@ -151,6 +151,12 @@ def loss_warnings(figures: Mapping[Figure, float]) -> Iterator[str]:
                 f"{figure.node}: the loss is {value}, so its metric is null. Its gradient is finite, and the "
                 "optimizer steps were taken; a term without a gradient is NaN or too large for float32"
             )
+
+
+def _had_rows(steps: Figure, figures: Mapping[Figure, float]) -> bool:
+    """Return True unless the update with the metric ``steps`` got no rows at all."""
+    counts = [figures.get(steps._replace(name=name)) for name in ("rows", "left_out")]
+    return None in counts or any(counts)
 
 
 def _rate(figures: Mapping[Figure, float]) -> float:

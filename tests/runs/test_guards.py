@@ -63,6 +63,16 @@ def test_updates_without_a_step_end_the_run():
         guard.check(6, stuck, IterationSummary())
 
 
+def test_updates_without_rows_do_not_end_the_run():
+    def figures(**values):
+        return {Figure(Of.UPDATE, name, "actor.update", "actor"): value for name, value in values.items()}
+
+    guard = Guard(Options(max_bad=1), dict)
+    guard.check(0, figures(steps=0.0, rows=0.0, left_out=0.0), IterationSummary())
+    with pytest.raises(StageError, match="no finite optimizer step for 1 iterations"):
+        guard.check(1, figures(steps=0.0, rows=0.0, left_out=3.0), IterationSummary())
+
+
 def test_only_scores_count_missing_rewards():
     guard = Guard(Options(max_missing=0.5), lambda: {Cause("raised", "f"): "no"})
     guard.check(
