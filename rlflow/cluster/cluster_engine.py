@@ -329,6 +329,13 @@ class ClusterEngine(Engine):
         answers = self.calls.run(pool, "encode", batch, split, {"roles": roles}, call_options, "cpu")
         return self.calls.kept(pool, answers, split, batch.axis)
 
+    def responses(self, batch: Batch, roles: tuple[str, ...], call_options: CallOptions = HERE) -> Batch:
+        """Encode responses for ``roles``, on the pool that has most of the rows."""
+        pool = self._nearest(batch, call_options)
+        split = self._split(batch, pool)
+        answers = self.calls.run(pool, "responses", batch, split, {"roles": roles}, call_options, "cpu")
+        return self.calls.kept(pool, answers, split, batch.axis)
+
     def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
         """Return the beginnings of responses from which new responses continue, and their lengths in tokens.
 
@@ -389,6 +396,7 @@ class ClusterEngine(Engine):
 
     def packed(self, batch: Batch) -> bytes:
         """Pack the rows of the batch into bytes, for a checkpoint, with the ranks that store them."""
+        batch = self.spread(batch, self.near(batch))
         home = self._home(batch, self._nearest(batch, HERE))
         return self._gathered(batch, RowRanks.of(home, len(batch)) if home else None).tobytes()
 
