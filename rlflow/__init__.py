@@ -15,7 +15,7 @@ from rlflow.author.dispatch import ALL, DP_COMPUTE, RANK0, register_dispatch
 from rlflow.author.flow import flow, repeat
 from rlflow.author.loss import loss
 from rlflow.author.memory import ema, table
-from rlflow.author.rows import ask, choose, concat
+from rlflow.author.rows import ask, choose, concat, encode
 from rlflow.author.scope import Engines, register
 from rlflow.author.stage import stage
 from rlflow.author.turn import Turn
@@ -113,6 +113,7 @@ __all__ = [
     "concat",
     "drawn_tokens",
     "ema",
+    "encode",
     "flow",
     "gae",
     "geometric_gain",

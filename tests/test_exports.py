@@ -62,6 +62,7 @@ OTHERS = {
     "register_dispatch",  # the table, and custom modes
     "ask",
     "choose",
+    "encode",
     "concat",  # rows of rows
     "post",  # for tools and rewards that call a server
     "run",

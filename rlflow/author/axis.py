@@ -39,8 +39,8 @@ class Axis:
     parent: Axis | None = None  # the axis that these rows were made from
     index: Tensor | None = None  # int64 [rows]: the row of ``parent`` that each row was made from
     grouped: bool = False  # True: rows whose keys differ only in the last number form a group
-    # how the rows were made from the parent: unchanged, sampled, or as follow-up prompts
-    step: Literal["taken", "sampled", "asked"] = "taken"
+    # how the rows were made from the parent: unchanged, sampled, as follow-up prompts, or with encoded text
+    step: Literal["taken", "sampled", "asked", "encoded"] = "taken"
     cut: FollowUpTokens | None = None  # set for follow-up prompts at single tokens: which tokens
 
     def __len__(self) -> int:
@@ -99,6 +99,13 @@ class Axis:
         number = torch.arange(len(index))
         keys = torch.cat([self.keys[index], torch.stack([number, torch.zeros_like(number)], 1)], 1)
         return Axis(keys, self, index, False, "asked", cut)
+
+    def encode(self, index: Tensor) -> Axis:
+        """Make an axis of rows with encoded responses, where row i has the prompt of row ``index[i]``.
+
+        Groups stay. Rows without groups become groups of one row each, as with one sample of each row.
+        """
+        return Axis(self.keys[index], self, index, True, "encoded")
 
     def cut_of(self, other: Axis) -> Axis | None:
         """Find the follow-up prompts, on this axis or an ancestor, that continue responses of ``other``.

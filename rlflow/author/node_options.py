@@ -106,6 +106,19 @@ class AskOptions(NodeOptions):
 
 
 @dataclass(frozen=True)
+class EncodeOptions(NodeOptions):
+    """The settings of an `encode` call."""
+
+    roles: tuple[str, ...]  # the role whose tokenizer and chat template encode the text
+    max_tokens: int | None = None  # maximum length of a response, with its end token; None: no limit
+
+    @property
+    def shown(self) -> Pairs:
+        """The settings as pairs of name and value, leaving out a limit that is off."""
+        return tuple((name, value) for name, value in super().shown if value is not None)
+
+
+@dataclass(frozen=True)
 class ChooseOptions(NodeOptions):
     """The settings of a `choose` call."""
 
@@ -136,6 +149,7 @@ AnyOptions = (
     | UpdateOptions
     | RepeatOptions
     | AskOptions
+    | EncodeOptions
     | ChooseOptions
     | ReadOptions
     | WriteOptions

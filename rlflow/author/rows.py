@@ -1,10 +1,10 @@
-"""``ask``, ``choose`` and ``concat``, which make a batch with different rows."""
+"""``ask``, ``encode``, ``choose`` and ``concat``, which make a batch with different rows."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from rlflow.author.node_options import ChooseOptions
+from rlflow.author.node_options import ChooseOptions, EncodeOptions
 from rlflow.author.scope import current
 from rlflow.author.source_lines import call_place
 from rlflow.errors import FlowError, Problem
@@ -50,6 +50,40 @@ def ask(
     return current().ask(
         batch, str(column or tokens_until), "until" if by_tokens else "after" if after else "text"
     )
+
+
+def encode(batch: Any, column: str, role: Any, *, max_tokens: int | None = None) -> Any:
+    """Make rows whose responses are the texts in a column, so that the role can be trained on them.
+
+    Use it for demonstrations, rewritten responses and labels in hindsight. Each row of ``batch`` gives one
+    row, with the same prompt. If ``batch`` has groups, they stay; otherwise, each row is a group of its own,
+    as if the role had sampled the text. The new rows have the columns ``tokens``, ``mask``, ``completion``,
+    ``finish`` ("stop"), ``temperature`` (1.0), ``policy_version`` (-1) and ``group``. They also keep the
+    columns of ``batch``, except those of the old responses' tokens and episodes.
+
+    The text is encoded with the tokenizer of ``role``, and ends like one of the role's own replies. Control
+    tokens that are written out in it become ordinary tokens. It can also be messages that begin and end with
+    the assistant; then ``mask`` is True for what the assistant wrote.
+
+    Rows with an empty text are dropped and counted in ``encode/empty``. Rows with more than ``max_tokens``
+    tokens, or too long for the model with their prompt, are dropped and counted in ``encode/too_long``.
+    """
+    limit = max_tokens is None or (
+        isinstance(max_tokens, int) and not isinstance(max_tokens, bool) and max_tokens >= 1
+    )
+    name = getattr(role, "__dict__", {}).get("_name")
+    if not (isinstance(column, str) and isinstance(name, str) and limit):
+        raise FlowError(
+            Problem(
+                "encode-arguments",
+                "encode takes the name of a text column and a role of the flow",
+                call_place(),
+                found=f"column={column!r}, role={role!r}, max_tokens={max_tokens!r}",
+                expected='encode(batch, "demonstration", actor), with max_tokens=None or at least 1',
+                remedy="pass the column's name, then the role that is trained on the rows",
+            )
+        )
+    return current().encode(batch, column, EncodeOptions((name,), max_tokens))
 
 
 def choose(

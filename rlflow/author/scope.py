@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from rlflow.author.node_options import ChooseOptions
+    from rlflow.author.node_options import ChooseOptions, EncodeOptions
     from rlflow.author.stage import Stage
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ AskWay = Literal["text", "after", "until"]
 
 
 class Scope(Protocol):
-    """Receives a flow's calls of stages, `repeat`, `ask`, `choose` and `concat`.
+    """Receives a flow's calls of stages, `repeat`, `ask`, `encode`, `choose` and `concat`.
 
     It is either a tracer, which records the calls, or a session, which runs them. Methods of roles are called
     on the role objects instead.
@@ -37,6 +37,9 @@ class Scope(Protocol):
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Any:
         """Make follow-up prompts from the rows of ``batch``. ``way`` says how they use ``column``."""
+
+    def encode(self, batch: Any, column: str, settings: EncodeOptions) -> Any:
+        """Make rows whose responses are the texts in ``column``."""
 
     def choose(self, batch: Any, column: str, settings: ChooseOptions) -> Any:
         """Keep the rows that ``settings`` select by their values in ``column``."""
@@ -93,7 +96,7 @@ def current() -> Scope:
 
 
 def entered(scope: Scope) -> AbstractContextManager[None]:
-    """Send calls of stages, `repeat`, `ask`, `choose` and `concat` in the ``with`` block to this scope."""
+    """Send calls of stages, and of functions such as `repeat` and `ask`, in the ``with`` block to this scope."""
     return with_value(_current, scope)
 
 

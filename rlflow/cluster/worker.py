@@ -239,6 +239,10 @@ class Worker:
         """Encode the follow-up prompts in ``batch`` for the roles that read them, and store the token ids."""
         return self._keep(call, self.engine.encoded(batch, call.arguments["roles"]))
 
+    def responses(self, call: Call, batch: Batch) -> Answer:
+        """Encode the texts in ``batch`` as responses for the roles that learn from them, and store these."""
+        return self._keep(call, self.engine.responses(batch, call.arguments["roles"]))
+
     def cut(self, call: Call, batch: Batch) -> Answer:
         """Store the beginnings of responses from which new responses continue.
 
@@ -523,6 +527,7 @@ OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "reward": Worker.reward,
     "stage": Worker.stage,
     "encode": Worker.encode,
+    "responses": Worker.responses,
     "cut": Worker.cut,
     "facts": Worker.facts,
     "split": Worker.split,

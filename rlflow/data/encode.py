@@ -24,7 +24,7 @@ from rlflow.data.fields import Record
 from rlflow.data.spoken import completions
 from rlflow.data.tool_calls import calls_by, parses_itself
 from rlflow.data.tool_template import check_template, no_template
-from rlflow.data.turns import Turn, divided
+from rlflow.data.turns import Turn, answered, divided
 from rlflow.errors import PlanError, listed
 from rlflow.training import pretrained
 
@@ -127,6 +127,13 @@ class Encoder(Protocol):
         ``chat``: True if the prompts are chats.
         """
 
+    def replies(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[Turn]]:
+        """Return the turns of each response, which is text from models or environments.
+
+        Such text is never encoded as control tokens. Each response is a string, or messages that begin and
+        end with the assistant. ``wording``: how the prompts are presented to the model.
+        """
+
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
         """Split a multi-turn response into turns, each as (token ids, whether the assistant wrote them).
 
@@ -185,6 +192,10 @@ class ByteEncoder:
         """Return the bytes of each response, followed by END."""
         return [[*text.encode(), END] for text in texts]
 
+    def replies(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[Turn]]:
+        """Return the turns of each response, as bytes, each followed by END."""
+        return answered(self, _exchanges(texts, wording))
+
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
         """Split a multi-turn response into turns, each as (bytes, whether the assistant wrote them)."""
         turns: list[Turn] = []
@@ -221,6 +232,16 @@ class ByteEncoder:
 
 def _worded(texts: Sequence[str | list[Message]], wording: Wording) -> list[str | list[Message]]:
     return [wording.of(Record(text if isinstance(text, str) else tuple(text))) for text in texts]
+
+
+def _exchanges(
+    texts: Sequence[str | list[Message]], wording: Wording
+) -> list[tuple[str | list[Message], str | list[Message]]]:
+    """Pair each response with a placeholder prompt, which is a chat if the response is messages."""
+    return [
+        (replace(wording, chat=wording.chat or not isinstance(text, str)).of(Record(QUESTION)), text)
+        for text in texts
+    ]
 
 
 def _plain(wording: str | list[Message]) -> str:
@@ -345,6 +366,16 @@ class TokenizerEncoder:
                 remedy="set eos_token in its tokenizer_config.json",
             )
         return [[*ids, end] for ids in self._encode([text + space for text in texts])]
+
+    def replies(self, texts: Sequence[str | list[Message]], wording: Wording) -> list[list[Turn]]:
+        """Return the turns of each response. The only control tokens are the template's and the end tokens.
+
+        Raises PlanError if a response can't be encoded.
+        """
+        hidden, marks = self._hidden(texts)
+        careful = copy.copy(self)
+        vars(careful)["_encode"] = lambda given: self.controls.encoded(given, marks, self._encode)
+        return answered(careful, _exchanges(hidden, wording))
 
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
         """Split a multi-turn response into turns, each as (token ids, whether the assistant wrote them).

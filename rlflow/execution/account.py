@@ -2,8 +2,8 @@
 
 Every count of trained or dropped rows comes from this account. Each row has exactly one outcome; being
 truncated, clipped or unscored is an attribute of a row, not an outcome. The outcomes add up to the rows that
-were sampled, carried over from earlier iterations, or put in place of sampled rows by a stage. Tokens that a
-stage masks out of a trained row are counted separately, as dropped by that stage.
+were sampled, carried over from earlier iterations, put in place of sampled rows by a stage, or encoded from
+text. Tokens that a stage masks out of a trained row are counted separately, as dropped by that stage.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RowAccount:
     sampled: dict[str, Count] = field(default_factory=dict)  # all rows that the node sampled
     # rows of the node that earlier iterations carried over
     opened: dict[str, Count] = field(default_factory=dict)
-    # rows that a stage put in place of sampled rows, by stage
+    # rows that were not sampled, by node: a stage put them in place of sampled rows, or `encode` made them
     placed: dict[str, Count] = field(default_factory=dict)
     ends: dict[tuple[str, End], Count] = field(default_factory=dict)  # outcomes of the node's rows
 
@@ -96,7 +96,7 @@ class RowAccount:
         self.opened[source] = self.opened.get(source, Count()).plus(count)
 
     def place(self, source: str, count: Count) -> None:
-        """Add rows that the stage ``source`` put in place of sampled rows."""
+        """Add rows that the stage ``source`` put in place of sampled rows, or that it encoded from text."""
         self.placed[source] = self.placed.get(source, Count()).plus(count)
 
     def end(self, source: str, end: End, count: Count) -> None:

@@ -11,19 +11,19 @@ from torch import Tensor
 
 from rlflow.author import methods, scope
 from rlflow.author.batch import Batch
-from rlflow.author.columns import CLOCK, OF_PROMPTS, Kind, fits, row, text
+from rlflow.author.columns import CLOCK, OF_PROMPTS, Kind, Level, fits, row, text
 from rlflow.author.figures import Figure, Of
 from rlflow.author.flow import Flow
 from rlflow.author.joint import joined, specification
 from rlflow.author.loss import Loss
 from rlflow.author.memory import Table
-from rlflow.author.node_options import ChooseOptions, UpdateOptions
+from rlflow.author.node_options import ChooseOptions, EncodeOptions, UpdateOptions
 from rlflow.author.scope import AskWay, symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source_lines import call_place, definition_place
 from rlflow.author.stage import Stage
 from rlflow.compiler.trace import column_rules, memory_rules, repeat_rules, rules
-from rlflow.compiler.trace.row_tracer import LEFT_BEHIND
+from rlflow.compiler.trace.row_tracer import LEFT_BEHIND, OLD_RESPONSE
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import RowAccount
 from rlflow.execution.apply import apply_stage, failing
@@ -86,6 +86,19 @@ class OutsideFlow:
             Problem(
                 "ask-outside",
                 "ask needs the tokenizers of a run",
+                call_place(),
+                found="a call outside any flow",
+                expected="a call inside a flow",
+                remedy="call the flow with the objects of rlflow.roles(…)",
+            )
+        )
+
+    def encode(self, batch: Any, column: str, settings: EncodeOptions) -> Any:
+        """Raise FlowError, because `encode` can't be used outside a flow."""
+        raise FlowError(
+            Problem(
+                "encode-outside",
+                "encode needs the tokenizers of a run",
                 call_place(),
                 found="a call outside any flow",
                 expected="a call inside a flow",
@@ -313,6 +326,24 @@ class Session:
             rows.axis,
             {name: asked_data(data, rows.axis, batch.axis) for name, data in along.items()} | rows.data,
         )
+
+    def encode(self, batch: Any, column: str, settings: EncodeOptions) -> Batch:
+        """Return rows whose responses are the texts in ``column``."""
+        place, batch = call_place(), real("encode", batch)
+        _, node = self.next_call("encode")
+        reads = (ColumnParameter(column, text, False), ColumnParameter("prompt_tokens", None, False))
+        check_columns("encode", Signature(reads, {}, False), batch, place, None)
+        inputs = {"text": batch.data[column], "prompt_tokens": batch.data["prompt_tokens"]}
+        inputs |= {name: batch.data[name] for name in ("prefix_length",) if name in batch}
+        with failing(node, self.engine.iteration, batch, place):
+            rows, metrics = self.engine.encode(Batch(batch.axis, inputs), settings, CallOptions(node=node))
+        self.log(node, metrics)
+        along = {
+            name: asked_data(data, rows.axis, batch.axis)
+            for name, data in batch.data.items()
+            if name not in OLD_RESPONSE and data.kind.level is not Level.TOKEN
+        }
+        return Batch(rows.axis, along | rows.data)
 
     def choose(self, batch: Any, column: str, options: ChooseOptions) -> Batch:
         """Return the rows selected by the values of ``column``, as ``options`` says.

@@ -16,18 +16,18 @@ from torch import Tensor
 
 from rlflow.author import methods
 from rlflow.author.axis import Axis, FollowUpTokens
-from rlflow.author.batch import Batch, Data
+from rlflow.author.batch import Batch, Data, group_column
 from rlflow.author.columns import CLOCK, Kind, Level
 from rlflow.author.figures import Figure
 from rlflow.author.loss import Loss
 from rlflow.author.memory import Reducer
-from rlflow.author.node_options import ChooseOptions, UpdateOptions
+from rlflow.author.node_options import ChooseOptions, EncodeOptions, UpdateOptions
 from rlflow.author.seeds import derived
 from rlflow.author.stage import Stage
 from rlflow.compiler.spans import RankSpan
 from rlflow.errors import listed
 from rlflow.execution import episodes
-from rlflow.execution.follow_ups import Asking, Roles, encoded_prompts
+from rlflow.execution.follow_ups import Asking, Roles, encoded_prompts, encoded_responses
 from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows
 from rlflow.execution.memory.tables import KeptTable
 from rlflow.execution.offload_manager import OffloadManager
@@ -474,6 +474,32 @@ class Engine:
     def cut(self, batch: Batch, call_options: CallOptions = HERE) -> tuple[Batch, Tensor]:
         """Return prompts that continue responses, and how many response tokens each has. See ``cut_rows``."""
         return cut_rows(batch)
+
+    def encode(
+        self, batch: Batch, options: EncodeOptions, call_options: CallOptions = HERE
+    ) -> tuple[Batch, PartialMetrics]:
+        """Return rows whose responses are the texts in the column ``text``, and metrics.
+
+        The metrics count the rows dropped because their text is empty, or because the response is longer than
+        ``options`` allow, or doesn't fit into the model together with its prompt.
+        """
+        rows = self.responses(batch, options.roles, call_options)
+        lengths = rows.data["tokens"].row_lengths
+        empty = lengths == 0
+        long = lengths + batch.data["prompt_tokens"].row_lengths > self.asking.longest_row
+        if options.max_tokens is not None:
+            long |= lengths > options.max_tokens
+        index = (~empty & ~long).nonzero()[:, 0]
+        axis = batch.axis.encode(index)
+        data = {name: data.take(index, rows.axis) for name, data in rows.data.items()}
+        return Batch(axis, data | {"group": group_column(axis)}), {
+            "empty": PartialMetric.sum(float(empty.sum())),
+            "too_long": PartialMetric.sum(float(long.sum())),
+        }
+
+    def responses(self, batch: Batch, roles: Roles, call_options: CallOptions = HERE) -> Batch:
+        """Make a response of each row's ``text``. See ``encoded_responses``."""
+        return encoded_responses(self.asking, batch, roles)
 
     def choose(self, batch: Batch, options: ChooseOptions) -> tuple[Batch, PartialMetrics]:
         """Return the rows that ``options`` selects by the column ``by``, without columns, and metrics.

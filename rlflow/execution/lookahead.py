@@ -348,14 +348,14 @@ class Ahead:
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
 
     def _indices(self, entry: SampledIteration) -> dict[str, list[list[int]]]:
-        """For each `choose` or `ask` node, return the indices of the rows that it took, by node id.
+        """For each `choose`, `ask` or `encode` node, return the indices of the rows that it took, by node id.
 
         For an `ask` that continues responses, the list also has the places in the responses.
         """
         axes = {
             node.id: entry.sampled.rows[node.id].axis
             for node in self.nodes
-            if node.op in (Op.CHOOSE, Op.ASK) and node.id in entry.sampled.rows
+            if node.op in (Op.CHOOSE, Op.ASK, Op.ENCODE) and node.id in entry.sampled.rows
         }
         return {
             str(i): [part.tolist() for part in (axis.index, *(axis.cut or ()))]
@@ -422,6 +422,8 @@ class Ahead:
                 return axes[node.axis].take(parts[0])
             case Op.ASK:
                 return axes[node.axis].ask(parts[0], FollowUpTokens(*parts[1:]) if parts[1:] else None)
+            case Op.ENCODE:
+                return axes[node.axis].encode(parts[0])
             case Op.CONCAT:
                 return Axis.join([axes[part] for part in self.plan.graph.axes[node.rows_axis].parts])
         return axes[node.axis]

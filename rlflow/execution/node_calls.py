@@ -12,6 +12,7 @@ from rlflow.author.memory import Reducer
 from rlflow.author.node_options import (
     AskOptions,
     ChooseOptions,
+    EncodeOptions,
     GenerateOptions,
     RepeatOptions,
     UpdateOptions,
@@ -122,6 +123,10 @@ def _ask(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]
     return run.engine.ask(batch, node.options(AskOptions).roles, _call_options(run, node, batch))
 
 
+def _encode(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+    return run.engine.encode(batch, node.options(EncodeOptions), _call_options(run, node, batch))
+
+
 def _choose(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
     """Return the rows selected by a column, and metrics. Raises SkipIteration if no row is left.
 
@@ -173,6 +178,7 @@ PERFORM: dict[Op, Callable[[PlanRun, Node, Batch], tuple[Batch | None, PartialMe
     Op.STAGE: _stage,
     Op.REPEAT: _repeat,
     Op.ASK: _ask,
+    Op.ENCODE: _encode,
     Op.CHOOSE: _choose,
     Op.CONCAT: _concat,
     Op.READ: _read,

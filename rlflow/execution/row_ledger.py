@@ -19,6 +19,7 @@ from rlflow.execution.account import Count, End, RowAccount, RowOutcome
 from rlflow.execution.tally import PartialMetrics, known
 from rlflow.training.loss_rows import NO_LOSS, WITH_GROUP
 
+MAKERS = (Op.DATA, Op.GENERATE, Op.REPEAT, Op.ENCODE)  # nodes that make rows with tokens
 CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"}
 
 
@@ -90,7 +91,7 @@ class Ledger:
         The rows of a `repeat` may be prompts, which have no tokens.
         """
         tokens = rows.data.get("tokens")
-        if tokens is not None and tokens.lengths is not None and node.op in (Op.DATA, Op.GENERATE, Op.REPEAT):
+        if tokens is not None and tokens.lengths is not None and node.op in MAKERS:
             self._lengths[node.id] = tokens.lengths
         elif node.op is Op.REPEAT:
             self._lengths[node.id] = torch.zeros(len(rows), dtype=torch.int64)
@@ -124,7 +125,9 @@ class Ledger:
             if bool(gone.any()) and bool(gone.all()):
                 continue
             here, elsewhere = (~gone, gone) if bool(gone.any()) else (None, None)
-            if node.op is not Op.REPEAT:
+            if node.op is Op.ENCODE:
+                total.place(node.name, Count.of(axis, lengths))
+            elif node.op is not Op.REPEAT:
                 total.sample(node.name, Count.of(axis, lengths, here, elsewhere))
             for name, own, others in self._sources(node, here, elsewhere):
                 outcomes[i].count(total, name, axis, own, others)

@@ -85,8 +85,10 @@ def _of_account(account: RowAccount, nodes: Mapping[str, Node], role: str) -> di
     ]
     used = sum(
         count.rows
-        for (_, end), count in account.ends.items()
-        if end.fate is RowOutcome.TRAINED and role in ("", nodes[end.node].role)
+        for (source, end), count in account.ends.items()
+        if end.fate is RowOutcome.TRAINED
+        and role in ("", nodes[end.node].role)
+        and not (sources and nodes[source].op is Op.ENCODE)  # no model sampled these rows
     )
     if not sources:
         return {"used": float(used)} if used else {}
@@ -155,7 +157,7 @@ def outcomes_text(account: RowAccount) -> str:
     lines = []
     for source in dict.fromkeys(source for source, _, _ in ends):
         count = account.placed.get(source, account.sampled.get(source, Count()))
-        lines.append(f"{source}: {_amount(count)}{' that replace sampled rows' * (source in account.placed)}")
+        lines.append(f"{source}: {_amount(count)}{' that no model sampled' * (source in account.placed)}")
         lines += [f"  {end_text(end)}: {_amount(part)}" for name, end, part in ends if name == source]
     return "\n".join(lines)
 

@@ -38,6 +38,7 @@ APART = "train=1@threads,rollout=1@threads"
 PLACES = [
     ("marked", "all=4@threads", 1),
     ("correction", "all=2@threads", 1),
+    ("taught", "all=2@threads", 1),
     ("critique", "train=2@threads,rollout=1@threads", 1),
     (EMA, "all=2@threads", 1),
     ("vine", APART, 3),
@@ -64,7 +65,7 @@ AHEAD = {"pools": APART, "staleness": 1, "iterations": 4, "save_every": 2}
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [("harder", {}), ("vine", {}), (EMA, {"hp.controlled": False})]
+    ("name", "settings"), [("harder", {}), ("vine", {}), ("reviewed", {}), (EMA, {"hp.controlled": False})]
 )
 def test_a_run_ahead_of_training_resumes_after_a_kill(tmp_path, name, settings):
     run(name, tmp_path / "runs", **AHEAD, **settings)

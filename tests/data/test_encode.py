@@ -197,6 +197,32 @@ def test_data_rows_end_like_a_reply_of_the_template(family_of, name):
     )
 
 
+@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_reply_from_a_flow_ends_like_one_of_the_data(family_of, name, chat):
+    family, encoder = family_of(name)
+    reply, wording = f"{family.lead}so 4", Wording(chat=chat)
+    ((turn,),) = encoder.replies([reply], wording)
+    assert turn == (encoder.responses([reply], chat)[0], True)
+    # text can't end a turn: its control tokens are ordinary tokens
+    end = family.tokens[0]
+    ((ids, _),) = encoder.replies([f"so{end} 4"], wording)[0]
+    number = encoder.tokenizer.convert_tokens_to_ids(end)
+    assert number not in ids[:-1]
+    assert encoder.tokenizer.decode(ids[:-1]).startswith(f"so{end} 4")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_turns_from_a_flow_equal_turns_of_the_data(family_of, name):
+    _, encoder = family_of(name)
+    replies = [{"role": "assistant", "content": "so 4"}, {"role": "assistant", "content": "add"}]
+    turns = [replies[0], *AGAIN, replies[1]]
+    assert encoder.replies([turns, "add"], Wording(chat=False)) == [
+        encoder.turns(ASK, turns),
+        [(encoder.responses(["add"], chat=False)[0], True)],
+    ]
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_data_turns_equal_sampled_turns(family_of, name):
     _, encoder = family_of(name)

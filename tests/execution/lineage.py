@@ -8,6 +8,7 @@ from rlflow import (
     ask,
     choose,
     concat,
+    encode,
     flow,
     group,
     group_mean,
@@ -277,3 +278,64 @@ def redone(prompts, actor, reward):
     last |= actor.logprobs(last)
     last |= truncated_weights(last, cap=2.0)
     actor.update(last, policy_loss)
+
+
+@stage(gives={"lesson": text})
+def lesson(prompt_tokens):
+    """Return a lesson for two of three prompts; every third lesson is longer than the flow allows."""
+    return ["lesson " * (number % 3) for number in prompt_tokens.sum(1).tolist()]
+
+
+@stage(gives={"better": text})
+def improved(completion, scores):
+    return [
+        f"better {c}" if score > 0.3 else "" for c, score in zip(completion, scores.tolist(), strict=True)
+    ]
+
+
+@stage(gives={"gain": row("float32")})
+def gain(new_scores: row("float32"), scores):
+    return new_scores - scores
+
+
+@stage(gives="advantages")
+def gain_pay(gain, mask):
+    return torch.where(mask, gain.nan_to_num()[:, None], 0.0)
+
+
+@flow
+def taught(prompts, actor, reward):
+    """The model learns from lessons, from its responses, and from rewritten responses."""
+    shown = encode(prompts | lesson(prompts), "lesson", actor, max_tokens=9)
+    batch = actor.generate(prompts, samples=3, max_tokens=5)
+    batch |= reward(batch)
+    better = encode(batch | improved(batch), "better", actor)
+    better |= reward(better, gives="new_scores")
+    better |= gain(better)
+    better |= actor.logprobs(better)
+    batch |= better.select("gain")
+    batch |= gain_pay(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=2.0)
+    actor.update(batch, policy_loss)
+    better |= centred(better)
+    actor.update(better, imitation, minibatch=2)
+    actor.update(shown, likelihood)
+
+
+@loss
+def imitation(new, advantages):
+    return -new.logprobs * advantages, {}
+
+
+@flow
+def reviewed(prompts, actor, reward):
+    """The model answers questions about lessons; both the lessons and the answers are trained on."""
+    shown = encode(prompts | lesson(prompts), "lesson", actor, max_tokens=9)
+    batch = actor.generate(ask(shown | ask_again(shown, word="why:"), "question"), samples=2, max_tokens=4)
+    batch |= reward(batch)
+    batch |= centred(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=2.0)
+    actor.update(batch, policy_loss)
+    actor.update(shown, likelihood)

@@ -25,7 +25,18 @@ pytestmark = pytest.mark.slow  # runs models or processes: each test is short, b
 
 LINEAGE = load(Path(__file__).parent / "lineage.py")
 MODEL = TASKS / "arithmetic_model"
-NAMES = ["critique", "correction", "debate", "raft", "marked", "harder", "vine", "redone"]
+NAMES = [
+    "critique",
+    "correction",
+    "debate",
+    "raft",
+    "marked",
+    "harder",
+    "vine",
+    "redone",
+    "taught",
+    "reviewed",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

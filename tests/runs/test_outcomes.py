@@ -6,7 +6,7 @@ import pytest
 from keyed import figures, keyed
 
 import rlflow
-from rlflow import flow, loss
+from rlflow import encode, flow, loss
 from rlflow.compiler.spans import Span
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.execution.account import Count, End, RowAccount, RowOutcome
@@ -32,6 +32,7 @@ def samplers(prompts, actor, actor_b):
     )
     actor.generate(prompts, max_tokens=2)
     actor.update(one, likelihood)
+    actor.update(encode(prompts, "answer", actor), likelihood)
     actor_b.update(other, likelihood)
 
 
@@ -109,6 +110,16 @@ def test_a_read_only_baseline_is_not_sampled_for_training():
         )
     )
     assert found == {"funnel/rows_sampled": 8, "funnel/rows_used": 8}
+
+
+def test_rows_encoded_from_text_are_not_used_samples():
+    whole = account(("actor.generate", RowOutcome.TRAINED, "actor.update", "", 8))
+    whole.place("encode", Count(0, 4, 4))
+    whole.end("encode", End(RowOutcome.TRAINED, "actor.update#2"), Count(0, 4, 4))
+    assert funnel(whole) == {"funnel/rows_sampled": 8, "funnel/rows_used": 8}
+    alone = RowAccount(placed=whole.placed)
+    alone.end("encode", End(RowOutcome.TRAINED, "actor.update#2"), Count(0, 4, 4))
+    assert funnel(alone) == {"funnel/rows_used": 4}
 
 
 def test_training_on_data_has_only_used_rows():

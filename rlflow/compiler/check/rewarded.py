@@ -213,7 +213,8 @@ def _no_signal(program: Program, updates: list[Node]) -> Iterator[Problem]:
 def _has_signal(graph: Graph) -> bool:
     """Return True if the updates learn from something other than the trained models.
 
-    That can be a column from the data, a model that isn't trained, or a stage that scores strings.
+    That can be a column from the data, encoded text, a model that isn't trained, or a stage that scores
+    strings.
     """
     trained = {use.name for use in graph.roles if use.trained}
     by_id: Mapping[int, Node] = {node.id: node for node in graph.nodes}
@@ -234,6 +235,8 @@ def _has_signal(graph: Graph) -> bool:
             node.op is Op.STAGE and (scored or texts or Op.DATA in read)
         ):
             return True
-        if (node.op in (Op.LOGPROBS, Op.VALUES) and node.role not in trained) or node.body is not None:
+        if node.op is Op.ENCODE or node.body is not None:
+            return True
+        if node.op in (Op.LOGPROBS, Op.VALUES) and node.role not in trained:
             return True
     return False

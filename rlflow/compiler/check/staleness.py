@@ -191,6 +191,8 @@ def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
     To do so, a loss must read a column that depends on the `sampled_logprobs` of its own rows.
     """
     loss = program.loss(update.name)
+    if not has_samples(program.graph, update.axis):
+        return
     from_sampling = depends_on_sampling(program.graph, update.axis)
     read = {
         item.parameter
@@ -208,7 +210,7 @@ def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
     """Return the columns computed from the `sampled_logprobs` of the rows on axis ``rows``.
 
     If these rows were chosen from others, the others' `sampled_logprobs` count as well. If they were joined,
-    a column must depend on the `sampled_logprobs` of every part. It isn't enough for a column to depend on
+    a column must depend on the `sampled_logprobs` of every part that has sampled rows. It isn't enough for a column to depend on
     the sampled tokens, or on log-probs of unrelated rows, such as those of a baseline.
     """
     columns: set[Column] = set()
@@ -216,7 +218,7 @@ def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
     for node in graph.nodes:
         names: set[str] = set()
         if node.op is Op.CONCAT and node.makes in own:
-            names = {output.name for output in node.outputs if _of_each(node, output.name, columns)}
+            names = {output.name for output in node.outputs if _of_each(graph, node, output.name, columns)}
         elif node.body and node.makes in own:
             inner = depends_on_sampling(node.body, node.body.rows)
             names = {item.parameter for item in node.body.results if item.column in inner}
@@ -228,6 +230,18 @@ def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
     return columns
 
 
-def _of_each(node: Node, name: str, columns: set[Column]) -> bool:
-    """Return True if ``columns`` has the column ``name`` of every part that the node joins."""
-    return all(item.column in columns for item in node.inputs if item.parameter.partition(".")[2] == name)
+def _of_each(graph: Graph, node: Node, name: str, columns: set[Column]) -> bool:
+    """Return True if ``columns`` has the column ``name`` of every part with sampled rows that the node joins."""
+    given = {item.parameter: item.column for item in node.inputs}
+    sampled = [
+        f"{number}.{name}"
+        for number, part in enumerate(graph.axes[node.rows_axis].parts)
+        if has_samples(graph, part)
+    ]
+    return bool(sampled) and all(given.get(parameter) in columns for parameter in sampled)
+
+
+def has_samples(graph: Graph, rows: int) -> bool:
+    """Return True if rows on the axis ``rows`` were sampled, and not only given by the data or encoded."""
+    own = sources(graph.axes, rows)
+    return any(node.op in (Op.GENERATE, Op.REPEAT) and node.makes in own for node in graph.nodes)

@@ -62,7 +62,7 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
         return Merge.TOKENS if all_chosen and _values(axes, up[:-1], by_group) == 1 else Merge.NEVER
     if _values(axes, up, by_group) != 1:
         return Merge.NEVER
-    return Merge.SOME if any(axes[step].step == "chosen" for step in up) else Merge.EACH
+    return Merge.SOME if any(axes[step].step in ("chosen", "encoded") for step in up) else Merge.EACH
 
 
 def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
@@ -137,7 +137,7 @@ def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
     entry = graph.axes[axis]
     if entry.parts:
         return sum(expected_groups(graph, part, rows) for part in entry.parts)
-    if entry.step == "chosen" and entry.parent is not None:
+    if entry.step in ("chosen", "encoded") and entry.parent is not None:
         return min(rows[axis], expected_groups(graph, entry.parent, rows))
     pairs = 2 if entry.parent is None and entry.grouped and not entry.samples else 1
     return rows[axis] // max(entry.samples, pairs, 1)

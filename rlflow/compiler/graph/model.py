@@ -38,6 +38,7 @@ class Op(StrEnum):
     UPDATE = "update"
     REPEAT = "repeat"
     ASK = "ask"
+    ENCODE = "encode"
     CHOOSE = "choose"
     CONCAT = "concat"
     READ = "read"  # of a table
@@ -84,7 +85,7 @@ class RowAxis:
     samples: int = 0
     grouped: bool = False
     # how the rows were made: sampled, asked (follow-up prompts), cut (follow-up prompts at single tokens),
-    # chosen, joined
+    # encoded (with responses made from text), chosen, joined
     step: str = "sampled"
     parts: tuple[int, ...] = ()  # of joined rows: the axes of the parts, in order
 

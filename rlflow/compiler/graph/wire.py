@@ -15,6 +15,7 @@ import msgpack
 from rlflow.author.node_options import (
     AskOptions,
     ChooseOptions,
+    EncodeOptions,
     GenerateOptions,
     NodeOptions,
     ReadOptions,
@@ -33,6 +34,7 @@ OPTIONS: dict[str, type[NodeOptions]] = {
     Op.UPDATE: UpdateOptions,
     Op.REPEAT: RepeatOptions,
     Op.ASK: AskOptions,
+    Op.ENCODE: EncodeOptions,
     Op.CHOOSE: ChooseOptions,
     Op.READ: ReadOptions,
     Op.WRITE: WriteOptions,

@@ -40,7 +40,7 @@ def queues(plan: Plan) -> Plan:
 
 def _queue(node: Node, pool: str | None) -> str:
     kind = QUEUES.get(node.op, "control")
-    if node.op is Op.ASK:
+    if node.op in (Op.ASK, Op.ENCODE):
         kind = "cpu"
     if node.op is Op.STAGE:
         kind = "model" if node.role else "cpu"

@@ -20,6 +20,7 @@ COST = {
     Op.VALUES: 2.0,
     Op.STAGE: 0.2,
     Op.ASK: 0.2,
+    Op.ENCODE: 0.2,
 }
 
 

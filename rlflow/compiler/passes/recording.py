@@ -94,14 +94,18 @@ def _reached(nodes: Iterable[Node]) -> set[Column]:
 
 
 def last(graph: Graph) -> dict[str, Column]:
-    """Return the last column of each name that samples and health metrics show."""
+    """Return the last column of each name that samples and health metrics show.
+
+    Columns of encoded responses, which no model sampled, are shown only if there are no others.
+    """
     columns: dict[str, Column] = {}
     for node in graph.nodes:
-        columns |= {
+        own = {
             output.name: Column(node.id, output.name)
             for output in node.outputs
             if output.name in (*RECORDED, *WATCHED)
         }
+        columns = own | columns if node.op is Op.ENCODE else columns | own
     return columns
 
 

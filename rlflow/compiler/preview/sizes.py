@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlflow.author.columns import Kind, Level
-from rlflow.author.node_options import GenerateOptions
+from rlflow.author.node_options import EncodeOptions, GenerateOptions
 from rlflow.compiler.graph.ancestry import expected_groups, expected_rows, line
 from rlflow.compiler.graph.model import Column, Graph, Input, Node
 from rlflow.compiler.placement import SIZES, TYPICAL
@@ -64,7 +64,7 @@ class Sizes:
                 of = axis.parts or (
                     (axis.parent,) if axis.step == "chosen" and axis.parent is not None else ()
                 )
-                own = node.settings.max_tokens if isinstance(node.settings, GenerateOptions) else 1
+                own = self._made(node)
                 whole = (
                     body.tokens[body.graph.rows]
                     if body
@@ -72,6 +72,12 @@ class Sizes:
                 )
                 tokens_of[node.makes] = whole
         return tokens_of
+
+    def _made(self, node: Node) -> int:
+        """Return the assumed number of tokens in the responses that a node makes, or 1 if it makes none."""
+        if isinstance(node.settings, EncodeOptions):
+            return node.settings.max_tokens or self.assumed.response_tokens
+        return node.settings.max_tokens if isinstance(node.settings, GenerateOptions) else 1
 
     @property
     def longest(self) -> int:

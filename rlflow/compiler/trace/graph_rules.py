@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlflow.author.loss import Loss
-from rlflow.author.node_options import GenerateOptions
+from rlflow.author.node_options import EncodeOptions, GenerateOptions
 from rlflow.author.stage import Stage
 from rlflow.compiler.graph.model import Column, Graph, Node, Op, all_nodes, used_nodes
 from rlflow.compiler.trace import environment_rules, memory_rules
@@ -40,6 +40,7 @@ def graph_problems(
             expected="at least one",
             remedy="end with actor.update(batch, loss, …)",
         )
+    yield from _only_encoded(graph)
     yield from _heads(graph, tracer.functions)
     yield from _truncated(graph, tracer.functions)
     for use in graph.roles:
@@ -52,6 +53,21 @@ def graph_problems(
                 expected="a method call, or none",
                 remedy="nothing, if this is intended",
                 severity="note",
+            )
+
+
+def _only_encoded(graph: Graph) -> Iterator[Problem]:
+    """Yield a problem for each role that `encode` gets, but that the flow doesn't use, so it has no model."""
+    used = {node.role for node in used_nodes(graph)}
+    for node in used_nodes(graph):
+        if isinstance(node.settings, EncodeOptions) and not used & {*node.settings.roles}:
+            yield Problem(
+                "encode-role",
+                f"'{node.name}' encodes for the role '{node.settings.roles[0]}', which the flow does not use",
+                node.place,
+                found=f"no method call of {node.settings.roles[0]}",
+                expected="the role that is trained on the rows",
+                remedy="pass the role whose update reads the rows",
             )
 
 

@@ -18,18 +18,18 @@ def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
 
 
 def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterator[Problem]:
-    """Yield a problem if a `repeat` body returns follow-up prompts or joined rows.
+    """Yield a problem if a `repeat` body returns follow-up prompts, encoded rows or joined rows.
 
     Since a `repeat` counts groups of prompts, the body must return its prompts or rows sampled from them.
     """
-    if any(axes[step].step in ("asked", "cut", "joined") for step in line(axes, rows)):
+    if any(axes[step].step in ("asked", "cut", "encoded", "joined") for step in line(axes, rows)):
         yield Problem(
             "repeat-rows",
-            "a `repeat` body returns follow-up prompts or joined rows",
+            "a `repeat` body returns follow-up prompts, encoded rows or joined rows",
             place,
             found="rows made from other rows",
             expected="rows sampled from the prompts of the body",
-            remedy="call ask and concat after the `repeat`",
+            remedy="call ask, encode and concat after the `repeat`",
         )
 
 

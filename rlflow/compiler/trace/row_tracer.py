@@ -1,4 +1,4 @@
-"""Tracing of calls that make a batch with different rows: `ask`, `choose`, `concat` and `repeat`."""
+"""Tracing of calls that make a batch with different rows: `ask`, `encode`, `choose`, `concat` and `repeat`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 from rlflow.author import methods
 from rlflow.author.columns import OF_PROMPTS, Kind, Level, row, standard_kind, text
 from rlflow.author.methods import Setting
-from rlflow.author.node_options import AskOptions, ChooseOptions, RepeatOptions
+from rlflow.author.node_options import AskOptions, ChooseOptions, EncodeOptions, RepeatOptions
 from rlflow.author.scope import AskWay
 from rlflow.author.signature import ColumnParameter
 from rlflow.author.source_lines import call_place, definition_place, digest
+from rlflow.compiler.graph.ancestry import line
 from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RowAxis
 from rlflow.compiler.trace import column_rules, graph_rules, repeat_rules, rules
 from rlflow.compiler.trace.graph_recorder import GraphRecorder, is_scalar
@@ -22,6 +23,10 @@ from rlflow.errors import FlowError, Place
 
 # columns that follow-up prompts do not keep
 LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", *OF_PROMPTS, *column_rules.OF_THE_DATA)
+
+# columns of the old responses, which rows with encoded responses do not keep
+OLD_RESPONSE = (*methods.GENERATE_GIVES, *methods.EPISODE_GIVES, "group")
+ENCODE_GIVES = ("tokens", "mask", "completion", "finish", "temperature", "policy_version", "group")
 
 ASK_GIVES: dict[AskWay, tuple[str, ...]] = {
     "text": column_rules.OF_THE_DATA,
@@ -66,10 +71,59 @@ class RowTracer(GraphRecorder):
         return self.batch(makes, follow_up_columns(batch.sources) | along | self.symbols(node).sources)
 
     def _sampler(self, batch: SymbolicBatch) -> tuple[str, ...]:
-        """Return (role,) for the role that sampled the rows' tokens, or () if several roles or none did."""
+        """Return (role,) for the role whose tokens the rows have, or () if they are of several roles or none."""
         tokens = batch.sources.get("tokens")
-        role = self.recorded.nodes[tokens.column.node].role if tokens is not None else None
-        return (role,) if role else ()
+        if tokens is None:
+            return ()
+        node = self.recorded.nodes[tokens.column.node]
+        if isinstance(node.settings, EncodeOptions):
+            return node.settings.roles
+        return (node.role,) if node.role else ()
+
+    def encode(self, batch: Any, column: str, settings: EncodeOptions) -> SymbolicBatch:
+        """Record an `encode` call and return the rows with encoded responses."""
+        place = call_place()
+        batch = self.mine(batch, "encode")
+        inputs = tuple(
+            Input("text", item.column)
+            for item in self.inputs(batch, [ColumnParameter(column, text, False)], "encode", None)
+        )
+        # with ``prefix_length``, the text continues a response
+        reads = ("prompt_tokens", *(name for name in ("prefix_length",) if name in batch.sources))
+        inputs += self.inputs(
+            batch, [ColumnParameter(name, standard_kind(name), False) for name in reads], "encode", None
+        )
+        for role in settings.roles:
+            self.asked_by(role, batch.axis)
+        samples = 0 if self.recorded.axes[batch.axis].grouped else 1
+        makes = self.axis(RowAxis(batch.axis, samples, True, "encoded"))
+        node = self.add(
+            Op.ENCODE,
+            "encode",
+            batch.axis,
+            inputs=inputs,
+            outputs=tuple(Output(name, standard_kind(name), name) for name in ENCODE_GIVES),
+            settings=settings,
+            makes=makes,
+            place=place,
+        )
+        along = {
+            name: ColumnSource(source.column, _per_row(source.kind))
+            for name, source in batch.sources.items()
+            if name not in OLD_RESPONSE and (source.kind is None or source.kind.level is not Level.TOKEN)
+        }
+        return self.batch(makes, along | self.symbols(node).sources)
+
+    def asked_by(self, role: str, axis: int) -> None:
+        """Record that ``role`` reads the follow-up prompts of ``axis``, so they are encoded for it."""
+        nearest = next(
+            (step for step in line(self.recorded.axes, axis) if self.recorded.axes[step].step == "asked"),
+            None,
+        )
+        for number, node in enumerate(self.recorded.nodes):
+            if nearest is not None and node.makes == nearest:
+                roles = tuple(dict.fromkeys((*node.options(AskOptions).roles, role)))
+                self.recorded.nodes[number] = replace(node, settings=AskOptions(roles))
 
     def choose(self, batch: Any, column: str, settings: ChooseOptions) -> SymbolicBatch:
         """Record a `choose` call and return the chosen rows."""

@@ -248,7 +248,7 @@ def _group_rules(stage: Stage, gives_groups: bool, axis: RowAxis, place: Place |
             expected="rows made by generate, or pairs",
             remedy="call it on the batch that generate gives",
         )
-    elif reads_groups and axis.samples == 1 and axis.step == "sampled":
+    elif reads_groups and axis.samples == 1 and axis.step in ("sampled", "encoded"):
         yield Problem(
             "single-groups",
             f"{what} works on groups, but each group has one row",

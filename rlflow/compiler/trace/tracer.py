@@ -16,11 +16,10 @@ from rlflow.author.columns import OF_PROMPTS, field_column, standard_kind
 from rlflow.author.joint import JointLoss, joined, specification
 from rlflow.author.loss import Loss
 from rlflow.author.methods import Setting, missing_setting, unknown_setting
-from rlflow.author.node_options import AskOptions, GenerateOptions, Pairs, ShownOptions, UpdateOptions, plain
+from rlflow.author.node_options import GenerateOptions, Pairs, ShownOptions, UpdateOptions, plain
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source_lines import call_place
 from rlflow.author.stage import Stage
-from rlflow.compiler.graph.ancestry import line
 from rlflow.compiler.graph.model import SETTING, Input, Op, Output, RowAxis
 from rlflow.compiler.trace import column_rules, environment_rules, repeat_rules, rules
 from rlflow.compiler.trace.memory_tracer import MemoryTracer
@@ -98,7 +97,7 @@ class Tracer(MemoryTracer):
         if environment is not None:
             inputs += self._environment_inputs(environment, prompts, what, place)
             self.report(*environment_rules.environment_settings(environment, bound["lengths"], what, place))
-        self._asked_by(role, prompts.axis)
+        self.asked_by(role, prompts.axis)
         makes = self.axis(RowAxis(prompts.axis, bound["samples"], True))
         outputs = tuple(
             Output(name, methods.KINDS[name], name) for name in (*methods.GENERATE_GIVES, "group")
@@ -312,17 +311,6 @@ class Tracer(MemoryTracer):
         known = {item.parameter for item in inputs}
         read = self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
         return inputs + tuple(item for item in read if item.parameter not in known)
-
-    def _asked_by(self, role: str, axis: int) -> None:
-        """Record that ``role`` samples from the follow-up prompts of ``axis``, so they are encoded for it."""
-        nearest = next(
-            (step for step in line(self.recorded.axes, axis) if self.recorded.axes[step].step == "asked"),
-            None,
-        )
-        for number, node in enumerate(self.recorded.nodes):
-            if nearest is not None and node.makes == nearest:
-                roles = tuple(dict.fromkeys((*node.options(AskOptions).roles, role)))
-                self.recorded.nodes[number] = replace(node, settings=AskOptions(roles))
 
     def _settings(
         self,

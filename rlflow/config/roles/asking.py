@@ -1,4 +1,4 @@
-"""Encode follow-up prompts with the tokenizer and chat template of the role that answers them."""
+"""Encode follow-up prompts and responses with the tokenizer and chat template of a role."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from rlflow.author.messages import is_plain
 from rlflow.author.node_options import AskOptions
 from rlflow.compiler.graph.model import Graph, used_nodes
 from rlflow.config.flags import RunConfig
 from rlflow.config.roles.bound import Roles
 from rlflow.config.roles.environments import by_role
 from rlflow.config.roles.opened_data import true_or_false
+from rlflow.config.roles.prompt_room import most_tokens
 from rlflow.config.roles.tool_prompts import encoder_with_tools
 from rlflow.config.template_kwargs import template_kwargs
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
+from rlflow.data.turns import joined
 from rlflow.errors import PlanError, listed
-from rlflow.execution.follow_ups import Asked, Asking
+from rlflow.execution.follow_ups import Asked, Asking, Reply
 from rlflow.rewards.environments.environment_spec import EnvironmentSpec
 
 # files that determine token ids
@@ -60,9 +63,11 @@ def asking(
         encoders.encode,
         encoders.follow,
         encoders.speak,
+        encoders.reply,
         encoders.decode,
         encoders.calls,
         math.inf if longest is None else int(longest),
+        most_tokens(roles),
     )
 
 
@@ -124,6 +129,12 @@ class _Encoders:
         )
         return tokenizer.following(texts, sampled, replace(wording, chat=False), allowed)
 
+    def reply(self, names: tuple[str, ...], texts: Sequence[Asked]) -> list[Reply]:
+        tokenizer, wording = self.of(names)
+        _refuse_messages(tokenizer, names, texts, "responses")
+        plain = [_reply(text) for text in texts]
+        return [joined(turns) for turns in tokenizer.replies(plain, wording)]
+
     def decode(self, names: tuple[str, ...], rows: Sequence[Sequence[int]], bare: bool = False) -> list[str]:
         return self.of(names)[0].texts(rows, bare)
 
@@ -131,17 +142,37 @@ class _Encoders:
         return [list(self.of(names)[0].calls(row)) for row in rows]
 
 
-def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence[Asked]) -> None:
-    """Raise PlanError if follow-up prompts are chat messages but the tokenizer has no chat template."""
+def _refuse_messages(
+    tokenizer: Encoder, names: tuple[str, ...], texts: Sequence[Asked], what: str = "follow-up prompts"
+) -> None:
+    """Raise PlanError if the texts are chat messages but the tokenizer has no chat template.
+
+    ``what``: what the texts are, for the message.
+    """
     messages = next((text for text in texts if not isinstance(text, str)), None)
     if messages is not None and isinstance(tokenizer, TokenizerEncoder) and not tokenizer.chats:
         raise PlanError.of(
             "asked-chat",
-            f"follow-up prompts are messages, but the tokenizer of {tokenizer.folder} has no chat template",
+            f"{what} are messages, but the tokenizer of {tokenizer.folder} has no chat template",
             found=repr(messages)[:80],
             expected=f"a chat template for {listed(names)}",
             remedy="use an instruct model, whose tokenizer has one, or let the stage return text",
         )
+
+
+def _reply(text: Asked) -> Asked:
+    """Return a response as text if it is a single plain message.
+
+    Raises ValueError for messages that don't begin and end with the assistant.
+    """
+    if isinstance(text, str):
+        return text
+    if {text[0]["role"], text[-1]["role"]} != {"assistant"}:
+        raise ValueError(
+            f"encode: found messages of {listed(message['role'] for message in text)}, expected a response, "
+            "which begins and ends with the assistant"
+        )
+    return text[0]["content"] if len(text) == 1 and is_plain(text[0]) else text
 
 
 def _alike(names: Sequence[str], folders: Mapping[str, Path | None]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlflow.author.node_options import GenerateOptions
+from rlflow.author.node_options import EncodeOptions, GenerateOptions
 from rlflow.compiler.graph.model import Graph, Node, Op, used_nodes
 from rlflow.config.roles.bound import Roles
 from rlflow.data.dataset import Dataset
@@ -67,6 +67,11 @@ def _no_room(graph: Graph, node: Node, of: str, positions: int) -> PlanError:
     )
 
 
+def most_tokens(roles: Roles) -> float:
+    """Return how many tokens a row can have, given the models of the roles. Infinity if none has a limit."""
+    return min((limit for limit, _ in _limits(roles, ())), default=math.inf)
+
+
 def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield (maximum tokens in a row, name) for each model that has such a limit.
 
@@ -102,19 +107,22 @@ def boundaries(folder: Path | None) -> list[Boundary]:
 def longest_row(graph: Graph, datasets: Iterable[Dataset], max_prompt: int | None) -> int:
     """Return an upper bound for the tokens in a row of this run, including its prompt.
 
-    Returns 0 if follow-up prompts have no length limit. ``max_prompt``: the maximum number of tokens in a
+    Returns 0 if follow-up prompts or encoded responses have no length limit. ``max_prompt``: the maximum number of tokens in a
     follow-up prompt.
     """
     nodes = list(used_nodes(graph))
     asks = any(node.op is Op.ASK for node in nodes)
     if asks and max_prompt is None:
         return 0
+    encoded = [node.settings.max_tokens for node in nodes if isinstance(node.settings, EncodeOptions)]
+    if None in encoded:
+        return 0
     known = [data.longest() for data in datasets]
     prompt = max((max_prompt or 0) if asks else 0, *(own for own, _ in known))
     row = max(row for _, row in known)
     # without sampling, an evaluation may sample as many tokens as the longest response has
     sampled = max((_tokens(node) for node in nodes if node.op is Op.GENERATE), default=row - prompt + 1)
-    return max(row, prompt + sampled)
+    return max(row, prompt + sampled, *(prompt + tokens for tokens in encoded if tokens is not None))
 
 
 def positions_of(folder: Path) -> int | None:

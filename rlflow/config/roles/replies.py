@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from rlflow.author.node_options import AskOptions, GenerateOptions
+from rlflow.author.node_options import AskOptions, EncodeOptions, GenerateOptions
 from rlflow.compiler.graph.model import Graph, Node, used_nodes
 from rlflow.compiler.trace.compile import Program
 from rlflow.config.roles.environments import Specs, by_role, sampling_roles
@@ -87,8 +87,13 @@ def _variable_problems(default: str | Path | None, variables: Variables) -> Iter
 
 
 def _answering_roles(node: Node) -> tuple[str, ...]:
-    """Return the roles that answer an `ask` node's prompts. Empty for other nodes."""
+    """Return the roles that answer an `ask` node's prompts, or none for other nodes."""
     return node.settings.roles if isinstance(node.settings, AskOptions) else ()
+
+
+def _text_roles(node: Node) -> tuple[str, ...]:
+    """Return the roles for which an `ask` or `encode` node encodes text, or none for other nodes."""
+    return node.settings.roles if isinstance(node.settings, AskOptions | EncodeOptions) else ()
 
 
 def _goes_on(node: Node) -> str:
@@ -105,9 +110,9 @@ def _control_problems(
 ) -> Iterator[Problem]:
     """Yield a warning for each tokenizer that can't encode the text of a control token as ordinary tokens.
 
-    Only tokenizers for text from environments or an `ask` are checked. ``environments``: by role.
+    Only tokenizers for text from environments, an `ask` or an `encode` are checked. ``environments``: by role.
     """
-    places = {role: node.place for node in used_nodes(graph) for role in _answering_roles(node)}
+    places = {role: node.place for node in used_nodes(graph) for role in _text_roles(node)}
     places |= {
         role: spec.place for role, spec in environments.items() if spec.bounds.control_tokens == "text"
     }
@@ -121,7 +126,7 @@ def _control_problems(
             yield Problem(
                 "control-tokens",
                 f"the tokenizer of {folder} has no ordinary tokens for the text of control tokens: a run "
-                "ends as soon as an environment, a tool or `ask` returns such a text",
+                "ends as soon as an environment, a tool, `ask` or `encode` returns such a text",
                 place,
                 found=listed(held, 4),
                 expected="a tokenizer with ordinary tokens for each character",

@@ -209,10 +209,10 @@ class FlowClaims(ScoreClaims):
             )
 
     def given(self, update: RecordedUpdate) -> bool:
-        """Return whether the update's rows are responses from the data."""
+        """Return whether the update's rows are responses from the data, or encoded from text."""
         node = self.graph.by_name[update.node]
         return any(
-            item.parameter == "tokens" and self.graph.nodes[item.column.node].op is Op.DATA
+            item.parameter == "tokens" and self.graph.nodes[item.column.node].op in (Op.DATA, Op.ENCODE)
             for item in node.inputs
         )
 

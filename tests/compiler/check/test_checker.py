@@ -200,6 +200,36 @@ def test_staleness_is_accepted_if_the_loss_corrects_for_it():
     assert check(load_flow("dapo"), staleness=3).ok
 
 
+def test_encoded_rows_are_not_stale_and_need_no_correction(tmp_path):
+    (tmp_path / "taught.py").write_text(
+        """from rlflow import encode, flow, loss, truncated_weights
+
+@loss(unrewarded="answers are demonstrations")
+def imitation(new):
+    return -new.logprobs
+
+@loss(unrewarded="the rows are weighed")
+def weighed(new, weights):
+    return -new.logprobs * weights
+
+@flow
+def taught(prompts, actor):
+    batch = actor.generate(prompts, samples=2, max_tokens=8)
+    batch |= actor.logprobs(batch)
+    actor.update(batch | truncated_weights(batch, cap=2.0), weighed)
+    actor.update(encode(prompts, "answer", actor), imitation)
+"""
+    )
+    flow = load_flow(str(tmp_path / "taught.py"))
+    assert check(flow, staleness=1).ok
+    (tmp_path / "stale.py").write_text(
+        (tmp_path / "taught.py").read_text().replace('encode(prompts, "answer", actor)', "batch")
+    )
+    assert [p.code for p in check(load_flow(str(tmp_path / "stale.py")), staleness=1).errors] == [
+        "stale-uncorrected"
+    ]
+
+
 def test_a_variant_with_a_refused_setting_is_dropped(tmp_path):
     # With `tries` at 0 repeat is refused. Nobody means that value, so the checker does not report what else
     # it breaks.

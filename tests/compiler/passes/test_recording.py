@@ -54,6 +54,12 @@ def test_each_policy_records_the_columns_of_its_training_rows():
     assert makers(program.graph, last(program.graph))["logprobs"] == "verifier.logprobs"
 
 
+def test_samples_are_shown_and_not_the_texts_encoded_after_them():
+    graph = compile_flow(LINEAGE.taught).graph
+    own = {name: graph.nodes[column.node].name for name, column in last(graph).items()}
+    assert {own[name] for name in ("tokens", "mask", "completion", "finish")} == {"actor.generate"}
+
+
 def test_columns_measured_by_role_are_kept_to_the_end():
     program = compile_flow(LINEAGE.critique)
     made = plan(program)

@@ -200,10 +200,29 @@ def test_messages_after_a_response_are_turns_of_the_template(chatting):
     assert asked.decode(("solver",), ids) == [";user=7-4=;assistant=", ";system=5;user=7-4=;assistant="]
 
 
+def test_responses_are_encoded_like_those_of_the_data(chatting, tmp_path):
+    texts = ["7", [{"role": "assistant", "content": "8"}, MESSAGES[2], {"role": "assistant", "content": "4"}]]
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(json.dumps({"prompt": "1+2=", "completion": text}) + "\n" for text in texts))
+    rows = open_data(file, tokenizer=chatting).batch([0, 1])
+    expected = [rows.data["tokens"].lists(), rows.data["mask"].lists()]
+    replies = encoder(chatting, chatting).reply(("solver",), texts)
+    assert [list(part) for part in zip(*replies, strict=True)] == expected
+    assert encoder(chatting, chatting).reply(("solver",), [[{"role": "assistant", "content": "7"}]]) == [
+        replies[0]
+    ]
+
+
+def test_a_response_is_of_the_assistant(chatting):
+    with pytest.raises(ValueError, match=r"found messages of user, assistant, user, expected a response"):
+        encoder(chatting, chatting).reply(("solver",), [MESSAGES])
+
+
 def test_messages_for_a_model_without_a_template_are_refused_with_a_remedy():
     for call in (
         lambda asked: asked.encode(("solver",), ["1", MESSAGES]),
         lambda asked: asked.follow(("solver",), [MESSAGES], [[5]]),
+        lambda asked: asked.reply(("solver",), [MESSAGES[1:2]]),
     ):
         with pytest.raises(PlanError) as caught:
             call(encoder(MODEL, MODEL))

@@ -1,16 +1,17 @@
 """Limits on the length of rows: from model configurations, from engines, and the rest for prompts."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
-from rlflow import flow, loss, repeat, stage
+from rlflow import encode, flow, loss, repeat, stage
 from rlflow.author.load import load_flow
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.config.flags import sort_values
 from rlflow.config.roles.bound import bind_roles
-from rlflow.config.roles.prompt_room import boundaries, longest_row, positions_of, room
+from rlflow.config.roles.prompt_room import boundaries, longest_row, most_tokens, positions_of, room
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.faults import Room
@@ -72,6 +73,11 @@ def folder(tmp_path):
 )
 def test_the_longest_row_is_configured_or_computed(folder, config, positions):
     assert positions_of(folder(**config)) == positions
+
+
+@loss
+def likelihood(new):
+    return -new.logprobs, {}
 
 
 @loss
@@ -175,6 +181,27 @@ def test_the_longest_possible_row_is_computed():
     limited = replace(data("abc", "a" * 90), room=Room(80))
     # a skipped record does not count
     assert longest_row(compile_flow(sampling).graph, [limited], None) == 3 + 20
+
+
+@pytest.mark.parametrize(("limit", "longest"), [(None, 0), (7, 3 + 20), (30, 3 + 30)])
+def test_encoded_responses_have_a_longest_row_if_they_have_a_limit(limit, longest):
+    @flow
+    def taught(prompts, actor):
+        actor.update(actor.generate(prompts, max_tokens=20), likelihood)
+        actor.update(encode(prompts, "answer", actor, max_tokens=limit), likelihood)
+
+    assert longest_row(compile_flow(taught).graph, [data("abc")], None) == longest
+
+
+def test_a_row_has_at_most_the_tokens_of_the_smallest_model(folder):
+    graph = compile_flow(sampling).graph
+    values = {"model": str(folder(max_position_embeddings=100))}
+    given = sort_values(
+        values | {"critic.model": str(folder("critic", n_positions=64))}, ["actor", "critic", "reward"]
+    )
+    assert most_tokens(bind_roles(graph, given)) == 64
+    endless = sort_values({"model": str(folder("endless"))}, ["actor", "critic", "reward"])
+    assert most_tokens(bind_roles(graph, endless)) == math.inf
 
 
 def test_the_longest_row_of_data_with_responses_is_computed():
