@@ -39,8 +39,9 @@ class Axis:
     parent: Axis | None = None  # the axis that these rows were made from
     index: Tensor | None = None  # int64 [rows]: the row of ``parent`` that each row was made from
     grouped: bool = False  # True: rows whose keys differ only in the last number form a group
-    # how the rows were made from the parent: unchanged, sampled, as follow-up prompts, or with encoded text
-    step: Literal["taken", "sampled", "asked", "encoded"] = "taken"
+    # how the rows were made from the parent: unchanged, sampled, as follow-up prompts, with encoded text, or not
+    # at all, because the call that makes them isn't due
+    step: Literal["taken", "sampled", "asked", "encoded", "unmade"] = "taken"
     cut: FollowUpTokens | None = None  # set for follow-up prompts at single tokens: which tokens
 
     def __len__(self) -> int:
@@ -90,6 +91,16 @@ class Axis:
         index = torch.arange(len(self)).repeat_interleave(times)
         sample = torch.arange(times).repeat(len(self)) + self.keys[index, -1] * times
         return Axis(torch.cat([self.keys[index, :-1], sample[:, None]], 1), self, index, True, "sampled")
+
+    def unmade(self) -> Axis:
+        """Make an axis without rows, for the rows of a call that isn't due in this iteration."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return Axis(self.keys[none], self, none, self.grouped, "unmade")
+
+    @property
+    def made(self) -> bool:
+        """False for an axis from ``unmade``, and for axes made from it."""
+        return all(step.step != "unmade" for step in self.line)
 
     def ask(self, index: Tensor, cut: FollowUpTokens | None = None) -> Axis:
         """Make an axis of follow-up prompts, where prompt i comes from row ``index[i]``.

@@ -45,7 +45,8 @@ class Data:
 
     Token and prompt columns are flat tensors, with each row's length in ``lengths``, int64 [rows]. Group
     columns have one value per group. A scalar is a 0-d tensor, or a tuple with one 0-d tensor per rank if an
-    ``ALL`` stage returned it. Text is a tuple of str.
+    ``ALL`` stage returned it. Text is a tuple of str. If the call that computes the column isn't due in an
+    iteration, the value is None there.
     """
 
     kind: Kind
@@ -78,6 +79,8 @@ class Data:
     @property
     def nbytes(self) -> int:
         """The size of the values and lengths in memory, in bytes."""
+        if self.value is None:
+            return 0
         if isinstance(self.value, Tensor):
             return self.value.nbytes + (self.lengths.nbytes if self.lengths is not None else 0)
         return sum(
@@ -89,8 +92,10 @@ class Data:
 
         Token and prompt columns become a padded tensor [rows, longest row], row and group columns a tensor
         [rows], and scalars a 0-d tensor or a tuple of them. Text becomes a list with one string per row, or
-        one list of messages if that's what the stage returned.
+        one list of messages if that's what the stage returned. None stays None.
         """
+        if self.value is None:
+            return None
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
                 return pad(self.value, self.lengths)  # type: ignore[arg-type]
@@ -102,6 +107,8 @@ class Data:
 
     def take(self, index: Tensor, axis: Axis) -> Data:
         """Keep only the rows at ``index``. ``axis`` is the column's current axis."""
+        if self.value is None:
+            return self
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
                 return replace(
@@ -369,6 +376,8 @@ def _families(batch: Batch) -> list[str]:
 
 def _joined(pieces: Sequence[Data], batches: Sequence[Batch], axis: Axis) -> Data:
     first = pieces[0]
+    if none := next((piece for piece in pieces if piece.value is None), None):
+        return none
     if first.kind.level is Level.SCALAR:
         return pieces[-1]
     if first.kind.level is Level.TEXT:
@@ -395,7 +404,7 @@ def spread(
     hold NaN.
     """
     level = data.kind.level
-    if own is axis or level is Level.SCALAR:
+    if own is axis or level is Level.SCALAR or data.value is None:
         return data
     if axis.took_from(own):
         return data.take(axis.back_to(own), own)

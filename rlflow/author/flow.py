@@ -205,12 +205,16 @@ def flow(
     return make(function) if function is not None else make
 
 
-def repeat(body: Callable[..., Any], prompts: Any, *, groups: int, tries: int) -> Any:
+def repeat(
+    body: Callable[..., Any], prompts: Any, *, groups: int, tries: int, every: int = 1, after: int = 0
+) -> Any:
     """Call ``body(prompts) -> batch`` until enough groups are kept.
 
     The first call gets ``prompts``, and later calls get new ones. The batch must have ``keep``, a bool group
     column that is True for groups to keep. Calls stop once ``groups`` groups are kept, or after ``tries``
     calls. Returns a batch of the kept groups, in prompt order. With fewer than ``groups``, the iteration
-    trains on those and prints a warning; with none, it is skipped.
+    trains on those and prints a warning; with none, it is skipped. With ``every=2, after=4``, the `repeat`
+    only runs in iterations 4, 6, 8 and so on, and makes no rows in the others.
     """
-    return current().repeat(body, prompts, groups, tries)
+    settings = {"groups": groups, "tries": tries, "every": every, "after": after}
+    return current().repeat(body, prompts, settings)

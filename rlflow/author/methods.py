@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rlflow.author.columns import standard_kind
+from rlflow.author.schedule import CallSchedule
 from rlflow.author.signature import REQUIRED
 from rlflow.author.words import setting_meant
 from rlflow.errors import FlowError, Place, Problem, listed
@@ -36,6 +37,10 @@ def _whole(value: Any) -> bool:
 
 MEANS = ("tokens", "rows", "row-tokens")
 COUNT = "an integer of at least 1"
+SCHEDULE = {  # settings of calls that say in which iterations they are due
+    "every": Setting(1, _count, COUNT),
+    "after": Setting(0, _whole, "a number of iterations, at least 0"),
+}
 GENERATE = {
     "samples": Setting(1, _count, COUNT),
     "max_tokens": Setting(REQUIRED, _count, COUNT),
@@ -69,7 +74,7 @@ UPDATE = {
         lambda v: v in MEANS or (_number(v) and v > 0),
         '"tokens", "rows", "row-tokens" or a number above 0',
     ),
-    "after": Setting(0, _whole, "a number of iterations, at least 0"),
+    **SCHEDULE,
 }
 JOINT = UPDATE | {  # settings of an update with several losses in one step
     "mean": Setting(
@@ -163,6 +168,22 @@ def checked(
             continue
         bound[name] = 1 if setting.default is REQUIRED else setting.default
     return bound | {name: tuple(value) for name, value in bound.items() if isinstance(value, list)}, problems
+
+
+def schedule_of(bound: dict[str, Any]) -> CallSchedule:
+    """Take ``every`` and ``after`` out of a call's complete settings, in place, and return its schedule."""
+    return CallSchedule(bound.pop("every"), bound.pop("after"))
+
+
+def split_schedule(
+    settings: Mapping[str, Any], own: Container[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split the settings of a call into ``every`` and ``after``, if given, and the rest.
+
+    ``own``: settings of the called stage itself. If it has one of the same name, the value is the stage's.
+    """
+    schedule = {name: value for name, value in settings.items() if name in SCHEDULE and name not in own}
+    return schedule, {name: value for name, value in settings.items() if name not in schedule}
 
 
 def unknown_setting(

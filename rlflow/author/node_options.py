@@ -73,7 +73,6 @@ class UpdateOptions(NodeOptions):
     epochs: int = 1
     minibatch: int | None = None  # rows of an optimizer step; None: all rows
     mean: Mean | tuple[Mean, ...] = "tokens"  # one average for all losses, or one for each
-    after: int = 0  # iterations before the first update
     scale: tuple[int | float, ...] | None = None  # with several losses: the factor of each
     # with several losses: the column that selects the rows of each
     where: tuple[str | None, ...] | None = None

@@ -32,8 +32,11 @@ class Scope(Protocol):
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Any:
         """Call a stage on a batch. ``gives``: new names for the columns that it returns."""
 
-    def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
-        """Call ``body`` on new prompts until ``groups`` groups are kept, but at most ``tries`` times."""
+    def repeat(self, body: Callable[..., Any], prompts: Any, settings: dict[str, Any]) -> Any:
+        """Call ``body`` on new prompts until ``groups`` groups are kept, but at most ``tries`` times.
+
+        ``settings``: ``groups`` and ``tries``, and the schedule (``every`` and ``after``).
+        """
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Any:
         """Make follow-up prompts from the rows of ``batch``. ``way`` says how they use ``column``."""

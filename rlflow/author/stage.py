@@ -40,8 +40,9 @@ class Stage:
     def __call__(self, *arguments: Any, gives: str | tuple[str, ...] | None = None, **settings: Any) -> Any:
         """Call the stage on a batch, and return a batch of the columns that it computes.
 
-        ``gives``: new names for these columns, in order. If the first argument isn't a batch, this just calls
-        the plain function.
+        ``gives``: new names for these columns, in order. ``every`` and ``after`` among the settings say in
+        which iterations the call is due, unless the stage has settings of these names. If the first argument
+        isn't a batch, this just calls the plain function.
         """
         if len(arguments) == 1 and batch_like(arguments[0]):
             from rlflow.author.scope import current

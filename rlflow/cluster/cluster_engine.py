@@ -250,7 +250,7 @@ class ClusterEngine(Engine):
             )
         return result, merged([answer.tallies for answer in answers.values()])
 
-    def learn(
+    def update(
         self,
         role: str,
         batch: Batch,

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from rlflow.author.schedule import CallSchedule
+from rlflow.compiler.graph.due import DueSet, Idle, idle_in
 from rlflow.compiler.graph.model import Column, Graph, Node, Op
 from rlflow.compiler.placement import Placement
 from rlflow.compiler.residency_schedule import MemorySchedule
@@ -101,6 +103,22 @@ class Plan:
     # role of ``policies`` → the scores that its first update learns from; without ``policies``, one entry
     # under ""
     judged: Mapping[str, ScoredColumns] = field(default_factory=dict)
+    # of a flow whose calls aren't all due in every iteration: their schedules, all sets of calls that are due
+    # together, and the plan of each set in which some are idle. The plan itself is that of all calls
+    schedules: Mapping[str, CallSchedule] = field(default_factory=dict)
+    due_sets: tuple[DueSet, ...] = ()
+    variants: Mapping[Idle, Plan] = field(default_factory=dict)
+    idle: Mapping[int, Node] = field(default_factory=dict)  # nodes that aren't due, as they are when due
+
+    def at(self, iteration: int) -> Plan:
+        """Return the plan of an iteration, which is this one if all calls are due in it."""
+        idle = idle_in(self.schedules, iteration)
+        return self.variants[idle] if idle else self
+
+    def each(self) -> Iterator[tuple[DueSet, Plan]]:
+        """Yield each set of calls that are due together, with its plan."""
+        for due_set in self.due_sets:
+            yield due_set, self.variants.get(due_set.idle, self)
 
     def _repr_html_(self) -> str:
         """Return a drawing for notebooks, with each node's pool or queue and the passes' notes."""
@@ -125,7 +143,12 @@ class Plan:
             keep_until_end=frozenset(column for column in self.keep_until_end if column.node < end),
             chunks={i: chunks for i, chunks in self.chunks.items() if i < end},
             turns=_turns_of(self.turns, {*live, *pieces}),
+            variants={idle: plan.before(end) for idle, plan in self.variants.items()},
         )
+
+    def with_all(self) -> Plan:
+        """Return the plan of iterations in which all calls are due, whatever their schedules."""
+        return replace(self, schedules={}, due_sets=(), variants={})
 
     @cached_property
     def units(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source_lines import call_place, definition_place
 from rlflow.author.stage import Stage
 from rlflow.compiler.trace import column_rules, memory_rules, repeat_rules, rules
-from rlflow.compiler.trace.row_tracer import LEFT_BEHIND, OLD_RESPONSE
+from rlflow.compiler.trace.row_tracer import ASK_GIVES, LEFT_BEHIND, OLD_RESPONSE
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import RowAccount
 from rlflow.execution.apply import apply_stage, failing
@@ -31,6 +31,7 @@ from rlflow.execution.computed import as_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, model_reads, reads
 from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
 from rlflow.execution.memory.tables import KeptTable
+from rlflow.execution.not_due import none_of, present, there, without_rows
 from rlflow.execution.repeat import RepeatNames, repeat_groups
 from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
 from rlflow.training.protocols import Sampling
@@ -62,12 +63,13 @@ class OutsideFlow:
                     remedy="call it inside a flow, or call its function with a trainer and tensors",
                 )
             )
+        _, settings = methods.split_schedule(settings, stage.signature.settings)
         inputs, settings = prepared(stage, batch, {}, settings)
         with failing(stage.name, 0, inputs, call_place()), alone():
             result, _ = apply_stage(stage, inputs, settings, 0)
         return renamed(f"stage '{stage.name}'", result, gives)
 
-    def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
+    def repeat(self, body: Callable[..., Any], prompts: Any, settings: dict[str, Any]) -> Any:
         """Raise FlowError, because `repeat` can't be used outside a flow."""
         raise FlowError(
             Problem(
@@ -128,6 +130,8 @@ def prepared(
     batch = real(what, batch)
     if state:
         batch = Batch(batch.axis, batch.data | dict(state))
+    optional = [column.name for column in stage.signature.columns if column.optional]
+    batch = present(what, batch, stage.signature.column_names, optional)
     check_columns(what, stage.signature, batch, place, stage.place)
     return reads(stage.signature.column_names, batch), checked(
         what, stage.signature, settings, ("generator",)
@@ -251,6 +255,7 @@ class Session:
     calls: int = 0
     within: bool = False  # a `repeat` body is running
     memory: dict[str, KeptTable] = field(default_factory=dict)  # what the iteration wrote
+    idle: bool = False  # the body of a `repeat` that isn't due is called, so that its calls are counted
     _names: dict[str, int] = field(default_factory=dict)
     _tallies: dict[Figure, PartialMetric] = field(default_factory=dict)
 
@@ -259,6 +264,17 @@ class Session:
         count = self._names[name] = self._names.get(name, 0) + 1
         self.calls += 1
         return self.calls - 1, name if count == 1 else f"{name}#{count}"
+
+    def due(
+        self, node: str, settings: Mapping[str, Any], own: Container[str] = ()
+    ) -> tuple[bool, dict[str, Any]]:
+        """Return whether a call is due in this iteration, and its settings without ``every`` and ``after``.
+
+        ``own``: names of settings that the called stage itself has.
+        """
+        schedule, rest = methods.split_schedule(settings, own)
+        bound = methods.bind(node, methods.SCHEDULE, schedule, call_place())
+        return methods.schedule_of(bound).due(self.engine.iteration) and not self.idle, rest
 
     def number(self, name: str) -> Tensor | None:
         """Return the value of a state scalar, of ``iteration`` or of ``progress``, as a compiled flow would.
@@ -282,8 +298,14 @@ class Session:
     def stage(
         self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]
     ) -> Batch:
-        """Run a stage on a batch and return its output columns."""
+        """Run a stage on a batch and return its output columns, which are None if it isn't due."""
         call, node = self.next_call(stage.name)
+        due, settings = self.due(node, settings, stage.signature.settings)
+        if not due:
+            none = renamed(
+                f"stage '{stage.name}'", Batch(real(node, batch).axis, none_of(stage.gives)), gives
+            )
+            return none.drop(*(name for name in none.data if name in self.engine.state))
         inputs, settings = prepared(
             stage, batch, self.engine.state_batch(real(stage.name, batch)).data, settings
         )
@@ -306,6 +328,9 @@ class Session:
         """
         place, batch = call_place(), real("ask", batch)
         _, node = self.next_call("ask")
+        if self._follows(batch, column):
+            return without_rows(batch, ASK_GIVES[way])
+        batch = there(batch)
         kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
         check_columns("ask", _reading(column, kind), batch, place, None)
         inputs = {"until" if way == "until" else "text": batch.data[column]}
@@ -352,6 +377,8 @@ class Session:
         """
         place, batch = call_place(), real("choose", batch)
         _, node = self.next_call("choose")
+        if self._follows(batch, column):
+            return without_rows(batch)
         check_columns("choose", _reading(column, row if options.count else row("bool")), batch, place, None)
         rows, metrics = self.engine.choose(Batch(batch.axis, {"by": batch.data[column]}), options)
         self.log(node, metrics)
@@ -363,13 +390,24 @@ class Session:
         """Return one batch with the rows of all batches."""
         parts = [real("concat", batch) for batch in batches]
         self.next_call("concat")
-        return joined_rows(parts)
+        if (idle := next((part for part in parts if not part.axis.made), None)) is not None:
+            return without_rows(idle)
+        none = {name: data for part in parts for name, data in part.data.items() if data.value is None}
+        joined = joined_rows([part.drop(*(none.keys() & part.data.keys())) for part in parts])
+        shared = {name: data for name, data in none.items() if all(name in part for part in parts)}
+        return Batch(joined.axis, joined.data | shared)
 
-    def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Batch:
+    def _follows(self, batch: Batch, column: str) -> bool:
+        """Return True if `ask` or `choose` isn't due, because the rows or the column aren't there."""
+        return not batch.axis.made or (column in batch and batch.data[column].value is None)
+
+    def repeat(self, body: Callable[..., Any], prompts: Any, settings: dict[str, Any]) -> Batch:
         """Call ``body`` with new prompts until it has kept enough groups, and return these groups."""
         place, name = call_place(), getattr(body, "__name__", "body")
-        bound = methods.bind("repeat", methods.REPEAT, {"groups": groups, "tries": tries}, place)
+        bound = methods.bind("repeat", methods.REPEAT | methods.SCHEDULE, settings, place)
         prompts = real("repeat", prompts)
+        if not methods.schedule_of(bound).due(self.engine.iteration) or self.idle:
+            return self._without_repeat(body, name, prompts)
         start, names = self.calls, dict(self._names)
 
         def run_body(batch: Batch) -> Batch:
@@ -381,6 +419,7 @@ class Session:
                 self.within = False
             if not isinstance(result, Batch):
                 raise FlowError(repeat_rules.body_result(name, result, place, definition_place(body)))
+            present(f"repeat.{name}", result, ("keep",))
             if "keep" not in result and result.axis.grouped:
                 raise FlowError(repeat_rules.no_keep(name, list(result.data), place, definition_place(body)))
             return result
@@ -392,6 +431,17 @@ class Session:
         _, node = self.next_call(f"repeat.{name}")
         self.log(node, metrics)
         return rows
+
+    def _without_repeat(self, body: Callable[..., Any], name: str, prompts: Batch) -> Batch:
+        """Count the calls of a `repeat` that isn't due, and return its columns, which are None."""
+        outer, self.idle = self.idle, True
+        try:
+            result = body(without_rows(prompts))
+        finally:
+            self.idle = outer
+        self.next_call(f"repeat.{name}")
+        columns = result.columns if isinstance(result, Batch) else {}
+        return Batch(prompts.axis.unmade(), none_of(columns))
 
 
 class Role:
@@ -416,8 +466,12 @@ class Role:
         return (session, *session.next_call(f"{self._name}.{method}" if method else self._name))
 
     def generate(self, prompts: Batch, **settings: Any) -> Batch:
-        """Sample rows from prompts."""
-        _, call, node = self._call("generate")
+        """Sample rows from prompts, or give no rows if the call isn't due."""
+        session, call, node = self._call("generate")
+        due, settings = session.due(node, settings)
+        if not due:
+            return without_rows(real(node, prompts), self._engine.sampled_columns(self._name))
+        prompts = present(node, real(node, prompts), MODEL_PROMPTS)
         settings = computed_settings(node, settings, methods.COMPUTED.__contains__, None)
         bound = methods.bind(node, methods.GENERATE, settings, call_place())
         sampling, method = self._engine.sampling, f"{self._name}.generate"
@@ -429,40 +483,57 @@ class Role:
             rows = self._engine.generate(self._name, prompts, Sampling(**bound), call)
         return Batch(rows.axis, prompts.carried(rows.axis) | rows.data)
 
-    def logprobs(self, batch: Batch, *, gives: str | tuple[str, ...] = "logprobs") -> Batch:
-        """Return the log-probs of the rows, computed by the role's trainer.
+    def logprobs(self, batch: Batch, *, gives: str | tuple[str, ...] = "logprobs", **settings: Any) -> Batch:
+        """Return the log-probs of the rows, computed by the role's trainer. They are None if it isn't due.
 
         If ``gives`` has two names, also return entropies.
         """
         names = (gives,) if isinstance(gives, str) else tuple(gives)
-        return self._forward(
-            "logprobs", ("logprobs", "entropy")[: max(len(names), 1)], names, batch, "temperature"
-        )
+        want = ("logprobs", "entropy")[: max(len(names), 1)]
+        return self._forward("logprobs", want, names, batch, settings, "temperature")
 
-    def values(self, batch: Batch, *, gives: str | tuple[str, ...] = "values") -> Batch:
-        """Return the values of the rows, computed by the role's trainer."""
-        return self._forward(
-            "values", ("values",), (gives,) if isinstance(gives, str) else tuple(gives), batch
-        )
+    def values(self, batch: Batch, *, gives: str | tuple[str, ...] = "values", **settings: Any) -> Batch:
+        """Return the values of the rows, computed by the role's trainer. They are None if it isn't due."""
+        names = (gives,) if isinstance(gives, str) else tuple(gives)
+        return self._forward("values", ("values",), names, batch, settings)
+
+    def _due(self, session: Session, node: str, settings: Mapping[str, Any]) -> bool:
+        """Return whether a call without settings of its own is due. Raises FlowError if it has any."""
+        due, unknown = session.due(node, settings)
+        known = {"gives": None, **methods.SCHEDULE}
+        FlowError.refuse(methods.unknown_setting(node, name, known, call_place()) for name in unknown)
+        return due
 
     def _forward(
-        self, method: str, want: tuple[str, ...], gives: tuple[str, ...], batch: Batch, *optional: str
+        self,
+        method: str,
+        want: tuple[str, ...],
+        gives: tuple[str, ...],
+        batch: Batch,
+        settings: Mapping[str, Any],
+        *optional: str,
     ) -> Batch:
-        _, _, node = self._call(method)
-        inputs = model_reads(real(node, batch), *optional)
+        session, _, node = self._call(method)
+        if not self._due(session, node, settings):
+            return renamed(node, Batch(real(node, batch).axis, none_of(want)), gives)
+        inputs = present(node, model_reads(real(node, batch), *optional), real(node, batch).data)
         with failing(node, self._engine.iteration, inputs, call_place()):
             return renamed(node, self._engine.forward(self._name, want, inputs), gives)
 
-    def __call__(self, batch: Batch, *, gives: str | tuple[str, ...] = "scores") -> Batch:
-        """Return the scores of the rows, as a batch with one column."""
+    def __call__(self, batch: Batch, *, gives: str | tuple[str, ...] = "scores", **settings: Any) -> Batch:
+        """Return the scores of the rows, as a batch with one column, which is None if the call isn't due."""
         session, _, node = self._call("")
-        with failing(node, self._engine.iteration, real(node, batch), call_place()):
+        names = (gives,) if isinstance(gives, str) else tuple(gives)
+        if not self._due(session, node, settings):
+            return renamed(node, Batch(real(node, batch).axis, none_of(("scores",))), names)
+        batch = present(node, real(node, batch), REWARD_READS)
+        with failing(node, self._engine.iteration, batch, call_place()):
             result, metrics = self._engine.reward(self._name, batch)
         session.log(node, metrics, Of.REWARD, self._name)
-        return renamed(node, result, (gives,) if isinstance(gives, str) else tuple(gives))
+        return renamed(node, result, names)
 
     def update(self, batch: Batch, loss: Loss | Sequence[Loss], **settings: Any) -> None:
-        """Train the role on the rows of ``batch``.
+        """Train the role on the rows of ``batch``, if the update is due.
 
         With several losses, each optimizer step minimizes their weighted sum.
         """
@@ -481,6 +552,10 @@ class Role:
         )
         # settings of the update itself are not passed to a loss
         rest = {name: value for name, value in rest.items() if name not in specified}
+        if not methods.schedule_of(own).due(self._engine.iteration) or session.idle:
+            return
+        optional = [column.name for column in loss.signature.columns if column.optional]
+        batch = present(node, batch, update_reads(loss), optional)
         batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         check_columns(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
         levels = {name: data.kind.level for name, data in batch.data.items()}
@@ -489,6 +564,11 @@ class Role:
         with failing(node, self._engine.iteration, inputs, call_place()):
             metrics, rows = self._engine.update(self._name, inputs, loss, UpdateOptions(**own), rest, call)
         session.log(node, {**metrics, **rows.metrics}, Of.UPDATE, self._name)
+
+
+# columns that must be there if a batch of prompts, or of rows to score, has them
+MODEL_PROMPTS = ("prompt_tokens", "prefix_length")
+REWARD_READS = (*methods.MODEL_READS, "completion", *methods.OF_EPISODES, *OF_PROMPTS)
 
 
 class Memory:

@@ -272,27 +272,11 @@ class Engine:
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Train the role on the rows, unless no update is due in this iteration.
+        """Train the role on the rows.
 
         ``settings``: the settings of the loss. ``call``: the number of the call in the iteration. Returns
         metrics, and for each row whether the update learned from it.
         """
-        if self.iteration < options.after:
-            rows = torch.zeros(len(batch), dtype=torch.int64)
-            return {}, UpdateRows(rows, loss.signature.column_names, waits=True)
-        return self.learn(role, batch, loss, options, settings, call, call_options)
-
-    def learn(
-        self,
-        role: str,
-        batch: Batch,
-        loss: Loss,
-        options: UpdateOptions,
-        settings: Mapping[str, Any],
-        call: int,
-        call_options: CallOptions = HERE,
-    ) -> tuple[PartialMetrics, UpdateRows]:
-        """Run an update that is due. Takes and returns the same as ``update``."""
         raise NotImplementedError
 
     def stage(

@@ -53,7 +53,7 @@ class Executor:
         self.heartbeat_page = HeartbeatPage()
 
     def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:
-        """Run one iteration and return its outcome.
+        """Run one iteration, in which only some calls may be due, and return its outcome.
 
         ``sampled``: rows that were sampled ahead of training. Raises StageError if a stage raises an
         exception or misses its deadline. If ``stopping`` is set before any weights change, no more nodes
@@ -67,7 +67,7 @@ class Executor:
         )
         run = PlanRun(
             self,
-            plan,
+            plan.at(self.engine.iteration),
             prompts,
             outcome,
             self.engine.state_batch(prompts).data,
@@ -177,7 +177,7 @@ class PlanRun:
         self.outputs: dict[int, Batch] = {}
         self.engine = executor.engine
         self.store = Store()
-        self.ledger = Ledger(plan.graph, self.store.axes, executor.engine.asking.longest)
+        self.ledger = Ledger(plan.graph, self.store.axes, executor.engine.asking.longest, plan.idle)
         self.results: Batch | None = None
         self._scheduler = Scheduler(plan, executor.queues.room)
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
@@ -380,7 +380,12 @@ class PlanRun:
         self.outcome.policies = {role: self._recorded(own) for role, own in self.plan.policies.items()}
         self._record_judged()
         self.outcome.sampler = sampler_of_records(graph, self.plan.keep_until_end)
-        self.outcome.state = {slot.name: float(columns[slot.final].value) for slot in graph.state}
+        self.outcome.state = {
+            slot.name: self.engine.state[slot.name]  # unchanged, without rounding
+            if graph.nodes[slot.final.node].op is Op.STATE
+            else float(columns[slot.final].value)
+            for slot in graph.state
+        }
         self.outcome.account.add(self.ledger.account())
         if graph.results:
             self._take_results()

@@ -167,7 +167,7 @@ class LocalEngine(Engine):
         }
         return Batch(batch.axis, {"scores": data}), metrics
 
-    def learn(
+    def update(
         self,
         role: str,
         batch: Batch,
@@ -177,7 +177,11 @@ class LocalEngine(Engine):
         call: int,
         call_options: CallOptions = HERE,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Train the role on the rows. Takes and returns the same as ``update``."""
+        """Train the role on the rows.
+
+        ``settings``: the settings of the loss. ``call``: the number of the call in the iteration. Returns
+        metrics, and for each row whether the update learned from it.
+        """
         model = self.models[role]
         assert model.trainer is not None
         self.offloads.settle(learning(role))

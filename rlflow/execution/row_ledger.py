@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
-from rlflow.author.node_options import ChooseOptions, UpdateOptions
+from rlflow.author.node_options import ChooseOptions
 from rlflow.compiler.graph.ancestry import chosen_from, sources
 from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.execution.account import Count, End, RowAccount, RowOutcome
@@ -31,7 +32,7 @@ class UpdateRows:
     # from 1) of the column in ``columns`` that is not finite in this row
     broken: Tensor
     columns: tuple[str, ...]
-    waits: bool = False  # the update was not due yet
+    waits: bool = False  # the update was not executed
     stepped: bool = True  # the update took at least one step
     tokens: Tensor | None = None  # int64 [rows]: unmasked tokens of each row
 
@@ -39,7 +40,7 @@ class UpdateRows:
     def metrics(self) -> PartialMetrics:
         """Return the metric ``left_out``, the number of rows that the update didn't learn from.
 
-        Empty if the update wasn't due.
+        Empty if the update wasn't executed.
         """
         return {} if self.waits else known({"left_out": float((self.broken != 0).sum())})
 
@@ -70,12 +71,21 @@ class Ledger:
     ``axes``: this iteration's row axis for each axis of the graph.
     """
 
-    def __init__(self, graph: Graph, axes: Mapping[int, Axis], longest: float = math.inf) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        axes: Mapping[int, Axis],
+        longest: float = math.inf,
+        idle: Mapping[int, Node] = MappingProxyType({}),
+    ) -> None:
         """Create a ledger without outcomes.
 
-        ``longest``: the maximum number of tokens in a follow-up prompt.
+        ``longest``: the maximum number of tokens in a follow-up prompt. ``idle``: the nodes of the graph that
+        aren't due in this iteration. Rows that only wait for their update have an outcome of their own.
         """
-        self.graph, self.axes, self.longest = graph, axes, longest
+        self.waiting = {i: node for i, node in idle.items() if node.op is Op.UPDATE}
+        nodes = tuple(self.waiting.get(node.id, node) for node in graph.nodes)
+        self.graph, self.axes, self.longest = replace(graph, nodes=nodes), axes, longest
         self.updates: dict[int, UpdateRows] = {}
         # node → why each row's episode failed; empty if it didn't
         self.failed: dict[int, Sequence[str]] = {}
@@ -119,6 +129,8 @@ class Ledger:
                 self._count_too_long(node, outcomes)
             elif node.id in self.updates:
                 self._updated(node, self.updates[node.id], outcomes)
+            elif node.id in self.waiting and node.axis in self.axes:
+                self._updated(node, None, outcomes)
         for i, lengths in self._lengths.items():
             node = self.graph.nodes[i]
             axis, gone = self.axes[node.rows_axis], returned[i]
@@ -234,22 +246,17 @@ class Ledger:
         end = End(RowOutcome.LEFT_OUT, node.name, "not chosen", f"count={count}" if count else "")
         self._end(self.origins(node.axis), self._not_in(node), outcomes, end, lambda source: CHOSEN_AWAY)
 
-    def _updated(self, node: Node, rows: UpdateRows, outcomes: Mapping[int, _RowOutcomes]) -> None:
+    def _updated(self, node: Node, rows: UpdateRows | None, outcomes: Mapping[int, _RowOutcomes]) -> None:
+        """Record the outcomes of the rows of an update. ``rows``: None if it isn't due."""
         origins = self._with_placed(node.axis, self._maker(node, "tokens"), outcomes)
         whole = torch.ones(len(origins.row), dtype=torch.bool)
 
         def waiting(source: int) -> int:
             return RANKS[RowOutcome.LEFT_OUT]
 
-        if rows.waits:
-            after = node.options(UpdateOptions).after
-            return self._end(
-                origins,
-                whole,
-                outcomes,
-                End(RowOutcome.LEFT_OUT, node.name, "the update is not due yet", f"after={after}"),
-                waiting,
-            )
+        if rows is None or rows.waits:
+            end = End(RowOutcome.LEFT_OUT, node.name, "the update is not due yet", str(node.schedule))
+            return self._end(origins, whole, outcomes, end, waiting)
         learned = rows.broken == 0
         trained = (
             End(RowOutcome.TRAINED, node.name)

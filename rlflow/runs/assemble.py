@@ -314,7 +314,7 @@ def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) ->
     for node in graph.nodes:
         if isinstance(update := node.settings, UpdateOptions) and node.role == use.name:
             per_pass = -(-expected[node.axis] // update.minibatch) if update.minibatch is not None else 1
-            steps += per_pass * update.epochs * max(iterations - update.after, 0)
+            steps += per_pass * update.epochs * node.schedule.count(iterations)
     return steps
 
 

@@ -25,7 +25,7 @@ from rlflow.author.node_options import GenerateOptions, NodeOptions, UpdateOptio
         ),
         (
             UpdateOptions(own=(("clip", 0.2),)),
-            {"epochs": 1, "minibatch": None, "mean": "tokens", "after": 0, "clip": 0.2},
+            {"epochs": 1, "minibatch": None, "mean": "tokens", "clip": 0.2},
         ),
         (
             UpdateOptions(scale=(1.0, 2.0), where=(None, "right"), losses=("a", "b")),
@@ -33,7 +33,6 @@ from rlflow.author.node_options import GenerateOptions, NodeOptions, UpdateOptio
                 "epochs": 1,
                 "minibatch": None,
                 "mean": "tokens",
-                "after": 0,
                 "scale": "(1.0, 2.0)",
                 "where": "(None, 'right')",
                 "losses": ("a", "b"),

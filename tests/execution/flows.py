@@ -8,6 +8,7 @@ from rlflow import (
     ALL,
     RANK0,
     choose,
+    concat,
     flow,
     group_mean,
     loss,
@@ -138,6 +139,61 @@ def warm(prompts, actor, critic, reward):
     again |= actor.logprobs(again)
     again |= centre(again)
     actor.update(again, policy_loss)
+
+
+@stage(gives="advantages")
+def maybe(scores, mask, values=None, ref_logprobs=None, bar=None):
+    """Each column that isn't there changes the result."""
+    weight = 1.0 + (values is None) + 2.0 * (ref_logprobs is None) + (0.0 if bar is None else bar)
+    return torch.where(mask, weight * scores[:, None], 0.0)
+
+
+@stage(gives={"hard": row("bool")})
+def below(scores, *, bar):
+    return scores < bar
+
+
+@stage(gives={"extra": row("float32")}, rows="group")
+def extra(scores, group):
+    return group_mean(scores, group)
+
+
+@stage(gives="weights")
+def ones(mask, extra=None, *, generator):
+    return torch.where(mask, 1.0 if extra is None else extra[:, None], 0.0)
+
+
+@flow(state=lambda hp: {"bar": 0.45})
+def scheduled(prompts, actor, critic, reference, reward):
+    """Models, rewards, a repeat, a state and joined rows that are only due in some iterations."""
+
+    def body(fresh):
+        rows = actor.generate(fresh, samples=2, max_tokens=4)
+        rows |= reward(rows)
+        rows |= extra(rows, every=4, after=1)
+        return rows | ones(rows) | above(rows)
+
+    batch = actor.generate(prompts, samples=3, max_tokens=5)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= critic.values(batch, every=2)
+    batch |= reference.logprobs(batch, gives="ref_logprobs", every=3, after=1)
+    batch |= move_bar(batch, rate=0.5, every=2, after=1)
+    batch |= maybe(batch)
+    critic.update(batch, value_loss, every=2)
+    more = repeat(body, prompts, groups=2, tries=5, every=2, after=1)
+    more |= actor.logprobs(more, every=2, after=1)
+    more |= maybe(more, every=2, after=1)
+    both = concat(batch.drop("values"), more)
+    actor.update(both, policy_loss, every=2, after=1)
+    again = actor.generate(prompts, samples=2, max_tokens=5, every=3)
+    again |= reward(again, every=3)
+    again |= actor.logprobs(again, every=3)
+    again |= below(again, bar=batch["bar"], every=3)
+    hard = choose(again, "hard")
+    hard |= maybe(hard, every=3)
+    actor.update(hard, policy_loss, every=3)
+    actor.update(batch, policy_loss)
 
 
 @flow

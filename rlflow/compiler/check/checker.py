@@ -16,6 +16,7 @@ from rlflow.author.stage import Stage
 from rlflow.compiler.check.random_draws import draw_problems
 from rlflow.compiler.check.rewarded import reward_problems
 from rlflow.compiler.check.staleness import stale_problems
+from rlflow.compiler.graph.due import due_sets
 from rlflow.compiler.graph.model import Column, Node, Op, all_nodes, used_nodes
 from rlflow.compiler.trace.compile import Program, TraceOptions, TraceResult, trace
 from rlflow.errors import FlowError, PlanError, Problem
@@ -149,6 +150,10 @@ def check(
     problems += traced.problems
     if traced.program:
         problems += stale_problems(traced.program, staleness)
+        try:
+            due_sets(traced.program.graph)
+        except PlanError as error:
+            problems += error.problems
         problems += of_functions
     if with_variants:
         problems += variant_problems(flow, hp, options, problems)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
+from rlflow.author.schedule import ALWAYS
 from rlflow.compiler.graph.model import Graph, Node
 
 
@@ -106,12 +107,18 @@ def _changes(first: Graph, one: Node, second: Graph, two: Node, settings: bool) 
             yield f"{field} {getattr(one, field)} -> {getattr(two, field)}"
     yield from _mapping_changes("reads", _sources(first, one), _sources(second, two))
     if settings:
-        yield from _mapping_changes("setting", dict(one.settings.shown), dict(two.settings.shown))
+        yield from _mapping_changes("setting", _shown(one), _shown(two))
     yield from _mapping_changes(
         "gives", {o.name: str(o.kind) for o in one.outputs}, {o.name: str(o.kind) for o in two.outputs}
     )
     if one.body and two.body:
         yield from (f"in its body: {line}" for line in diff(one.body, two.body, settings))
+
+
+def _shown(node: Node) -> dict[str, object]:
+    """Return a node's settings, with ``every`` and ``after`` if it isn't due in all iterations."""
+    schedule = {} if node.schedule == ALWAYS else {**vars(node.schedule)}
+    return {**dict(node.shown), **schedule}
 
 
 def _mapping_changes(what: str, one: Mapping[str, object], two: Mapping[str, object]) -> Iterator[str]:

@@ -20,13 +20,14 @@ import networkx as nx
 from rlflow.author.columns import Kind
 from rlflow.author.memory import Table
 from rlflow.author.node_options import AnyOptions, NodeOptions, Pairs
+from rlflow.author.schedule import ALWAYS, CallSchedule
 from rlflow.errors import Place
 
 Own = TypeVar("Own", bound=NodeOptions)
 
 
 class Op(StrEnum):
-    """The kinds of nodes. DATA and STATE nodes provide columns, and all others run a call."""
+    """The kinds of nodes. DATA and STATE nodes provide columns, IDLE nodes do nothing, all others run a call."""
 
     DATA = "data"
     STATE = "state"
@@ -43,6 +44,7 @@ class Op(StrEnum):
     CONCAT = "concat"
     READ = "read"  # of a table
     WRITE = "write"
+    IDLE = "idle"  # not due in this iteration; see ``rlflow.compiler.graph.due``
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,13 @@ class Node:
     place: Place | None = None  # place of the call in the user's file; does not change the node's identity
     definition: Place | None = None  # place of the function; does not change the node's identity
     body: Graph | None = None  # body of a repeat
+    schedule: CallSchedule = ALWAYS  # the iterations in which it is due
+
+    @property
+    def shown(self) -> Pairs:
+        """The settings as pairs of name and value, with the first iteration of an update."""
+        pairs = self.settings.shown
+        return (*pairs[:3], ("after", self.schedule.after), *pairs[3:]) if self.op is Op.UPDATE else pairs
 
     @property
     def rows_axis(self) -> int:
@@ -237,7 +246,7 @@ class Graph:
         if not self.memory:
             del fields["memory"]
         for node, own in zip(self.nodes, fields["nodes"], strict=True):
-            own |= {"settings": node.settings.shown, "body": node.body and node.body.as_fields()}
+            own |= {"settings": node.shown, "body": node.body and node.body.as_fields()}
             if node.memory is None:
                 del own["memory"]
         return fields | {"evaluation": self.evaluation and self.evaluation.as_fields()}

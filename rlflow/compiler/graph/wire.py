@@ -68,6 +68,9 @@ def _shortened(graph: dict[str, Any]) -> None:
             if axis[name] == LATER[name]:
                 del axis[name]
     for node in graph["nodes"]:
+        # the settings of an update already have its ``after``
+        if node["schedule"]["every"] == 1 and (node["op"] == Op.UPDATE or not node["schedule"]["after"]):
+            del node["schedule"]
         if node["body"] is not None:
             _shortened(node["body"])
 
@@ -117,6 +120,9 @@ def _read_settings(graph: dict[str, Any]) -> None:
     for node in graph["nodes"]:
         kind: Any = OPTIONS.get(node["op"], NodeOptions)
         pairs = node["settings"]
+        if node["op"] == Op.UPDATE and [name for name, _ in pairs[3:4]] == ["after"]:
+            node["schedule"] = {"every": 1, **node.get("schedule", {}), "after": pairs[3][1]}
+            pairs = [*pairs[:3], *pairs[4:]]
         fields = _own_fields(kind, pairs)
         try:
             _adapter(kind).validate_json(json.dumps(fields), strict=True)
@@ -134,7 +140,7 @@ def _own_fields(kind: type[NodeOptions], pairs: Sequence[Sequence[Any]]) -> dict
     if kind is ShownOptions:
         return {"own": pairs}
     if kind is UpdateOptions:
-        count = 7 if [name for name, _ in pairs[4:7]] == ["scale", "where", "losses"] else 4
+        count = 6 if [name for name, _ in pairs[3:6]] == ["scale", "where", "losses"] else 3
         return {**_own_fields(NodeOptions, pairs[:count]), "own": pairs[count:]}
     return {name: value if name == "environment" else _typed(value) for name, value in pairs}
 

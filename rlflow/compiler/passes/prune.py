@@ -22,8 +22,8 @@ def prune(plan: Plan) -> Plan:
     """
     graph = plan.graph
     results = {item.column for item in graph.results} if plan.keep_until_end else set()
-    records, policies = last(graph), of_policies(graph)
-    scores = scored_columns(graph, policies)
+    records, policies = last(graph), of_policies(graph, plan.idle)
+    scores = scored_columns(graph, policies, plan.idle)
     watched = {column for columns in (records, *policies.values()) for column in columns.values()}
     watched |= {column for columns in scores.values() for column in columns}
     recorded = frozenset(
@@ -35,14 +35,14 @@ def prune(plan: Plan) -> Plan:
     needed = set(recorded)
     for node in reversed(graph.nodes):
         outputs = {Column(node.id, output.name) for output in node.outputs}
-        if outputs & needed or node.op not in FORWARDS:
+        if node.op is not Op.IDLE and (outputs & needed or node.op not in FORWARDS):
             live.add(node.id)
             needed |= {
                 item.column for item in node.inputs if node.op is not Op.CONCAT or _joins(node, item, needed)
             }
     total = sum(len(node.outputs) for node in graph.nodes)
     columns = frozenset(c for c in needed if any(o.name == c.name for o in graph.nodes[c.node].outputs))
-    dead = [node.name for node in graph.nodes if node.id not in live]
+    dead = [node.name for node in graph.nodes if node.id not in live and node.op is not Op.IDLE]
     what = f"{len(columns)} of {total} columns are read" + (f"; dropped {', '.join(dead)}" if dead else "")
     order = tuple(sorted(live))
     note = PassNote("prune", what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from rlflow.author.columns import SOURCE
 from rlflow.compiler.graph.ancestry import chosen_from
@@ -28,16 +29,29 @@ WATCHED = ("logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", 
 OF_A_POLICY = (SOURCE, "finish", "scores", "tokens", "mask", *WATCHED)
 # only the role's own values: those that a different role gives for the same rows do not count
 OWN = ("logprobs", "entropy")
+NOTHING: Mapping[int, Node] = MappingProxyType({})
 
 
-def scored_columns(graph: Graph, policies: Iterable[str]) -> dict[str, ScoredColumns]:
+def _updates(graph: Graph, idle: Mapping[int, Node]) -> list[Node]:
+    """Return the updates of the trained roles that sample, in program order.
+
+    ``idle``: the nodes of the graph that aren't due, which count too. So all iterations measure the same rows.
+    """
+    sampling = {use.name for use in graph.roles if use.trained and use.generates}
+    nodes = [idle.get(node.id, node) for node in graph.nodes]
+    return [node for node in nodes if node.op is Op.UPDATE and node.role in sampling]
+
+
+def scored_columns(
+    graph: Graph, policies: Iterable[str], idle: Mapping[int, Node] = NOTHING
+) -> dict[str, ScoredColumns]:
     """For each role, return the scores of the rows that its first update learns from.
 
     ``policies``: the roles to measure separately. If there are none, the result has a single key "", for the
-    first update of a role that samples. Roles without rewards are left out.
+    first update of a role that samples. Roles without rewards are left out. ``idle``: the nodes of the graph
+    that aren't due.
     """
-    sampling = {use.name for use in graph.roles if use.trained and use.generates}
-    updates = [node for node in graph.nodes if node.op is Op.UPDATE and node.role in sampling]
+    updates = _updates(graph, idle)
     first = {role: next(node for node in updates if node.role == role) for role in policies} or dict(
         zip([""], updates, strict=False)
     )
@@ -109,16 +123,15 @@ def last(graph: Graph) -> dict[str, Column]:
     return columns
 
 
-def of_policies(graph: Graph) -> dict[str, dict[str, Column]]:
+def of_policies(graph: Graph, idle: Mapping[int, Node] = NOTHING) -> dict[str, dict[str, Column]]:
     """Return the columns of the rows that each role's first update learns from: role → name → column.
 
-    Only trained roles that sample are included. If there is just one, the result is empty.
+    Only trained roles that sample are included. If there is just one, the result is empty. ``idle``: the
+    nodes of the graph that aren't due.
     """
-    policies = {use.name for use in graph.roles if use.trained and use.generates}
     updates: dict[str, Node] = {}
-    for node in graph.nodes:
-        if node.op is Op.UPDATE and node.role in policies:
-            updates.setdefault(node.role or "", node)
+    for node in _updates(graph, idle):
+        updates.setdefault(node.role or "", node)
     return (
         {role: _learned_from(graph, update) for role, update in updates.items()} if len(updates) > 1 else {}
     )

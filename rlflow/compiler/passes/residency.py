@@ -83,7 +83,13 @@ def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
         PassNote("verify", "peaks recounted: " + ", ".join(peaks)),
     )
     queues = {schedule.pool if plan.placement else MODEL_QUEUE for schedule in schedules if schedule.moving}
-    return replace(_with_fixed_order(plan, queues), residency=tuple(schedules), notes=(*plan.notes, *notes))
+    # each step of an iteration is also a step of the one in which all calls are due, and fits by itself
+    variants = {
+        idle: replace(_with_fixed_order(variant, queues), residency=tuple(schedules))
+        for idle, variant in plan.variants.items()
+    }
+    plan = replace(_with_fixed_order(plan, queues), variants=variants)
+    return replace(plan, residency=tuple(schedules), notes=(*plan.notes, *notes))
 
 
 def _summary(schedule: MemorySchedule) -> str:

@@ -28,8 +28,9 @@ def share(plan: Plan, packing: Collection[str]) -> Plan:
         f"{plan.graph.nodes[i].name} computes a prompt once for {rows} rows" for i, rows in candidates.items()
     )
     bodies = {i: share(body, packing) for i, body in plan.bodies.items()}
+    variants = {idle: share(variant, packing) for idle, variant in plan.variants.items()}
     note = PassNote("share", what or "no trainer has rows that share prompts")
-    return replace(plan, prompt_rows=candidates, bodies=bodies, notes=(*plan.notes, note))
+    return replace(plan, prompt_rows=candidates, bodies=bodies, variants=variants, notes=(*plan.notes, note))
 
 
 def _rows_of_a_prompt(graph: Graph) -> Mapping[int, int]:

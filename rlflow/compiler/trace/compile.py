@@ -31,6 +31,7 @@ from rlflow.compiler.trace.arguments import arguments, raised, role_names
 from rlflow.compiler.trace.evaluation import trace_evaluation
 from rlflow.compiler.trace.graph_recorder import STATE, Context
 from rlflow.compiler.trace.graph_rules import graph_problems
+from rlflow.compiler.trace.schedule_rules import due_problems
 from rlflow.compiler.trace.symbols import ColumnSource, SymbolicBatch, SymbolicRole, SymbolicTable
 from rlflow.compiler.trace.tracer import Tracer
 from rlflow.errors import FlowError, Place, Problem
@@ -163,6 +164,7 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     )
     graph = _graph(tracer, flow, hp, roles, kept, initial, result, evaluation)
     problems = list(graph_problems(graph, tracer, flow.place, flow.trains)) if not stopped else []
+    problems += due_problems(graph, tracer.functions)
     distinct = tuple(dict.fromkeys([*tracer.problems, *problems]))
     program = Program(flow, hp, graph, tracer.functions, tracer.bound, weights, frozenset(tracer.weighed))
     return TraceResult(program, distinct), tracer.reads_prompt_id and not numbered

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlflow.author.columns import Kind
 from rlflow.author.flow import Flow
+from rlflow.author.schedule import ALWAYS
 from rlflow.author.scope import entered
 from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RowAxis
 from rlflow.compiler.trace import graph_rules
@@ -191,6 +192,16 @@ def _node_problems(graph: Graph, node: Node, body: Flow, state: set[str]) -> Ite
             found=own,
             expected="sampling, scoring and pure stages",
             remedy="update in the flow",
+        )
+    if node.schedule != ALWAYS:
+        yield Problem(
+            "evaluate-schedule",
+            f"'{own}' has a schedule inside an evaluation, which does not belong to an iteration",
+            node.place,
+            body.place,
+            found=str(node.schedule),
+            expected="calls that are made in each evaluation",
+            remedy="remove every= and after=",
         )
     if node.op is Op.REPEAT:
         yield Problem(

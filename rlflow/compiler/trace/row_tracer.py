@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from rlflow.author import methods
 from rlflow.author.columns import OF_PROMPTS, Kind, Level, row, standard_kind, text
 from rlflow.author.methods import Setting
 from rlflow.author.node_options import AskOptions, ChooseOptions, EncodeOptions, RepeatOptions
+from rlflow.author.schedule import CallSchedule
 from rlflow.author.scope import AskWay
 from rlflow.author.signature import ColumnParameter
 from rlflow.author.source_lines import call_place, definition_place, digest
@@ -180,11 +181,12 @@ class RowTracer(GraphRecorder):
         )
         return self.batch(makes, shared | self.symbols(node).sources)
 
-    def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> SymbolicBatch:
+    def repeat(self, body: Callable[..., Any], prompts: Any, settings: dict[str, Any]) -> SymbolicBatch:
         """Record a `repeat` call, including its body's graph, and return the rows that it keeps."""
         place = call_place()
         prompts = self.mine(prompts, "repeat")
-        bound = self._bound("repeat", methods.REPEAT, {"groups": groups, "tries": tries}, place)
+        bound = self._bound("repeat", methods.REPEAT | methods.SCHEDULE, settings, place)
+        schedule = methods.schedule_of(bound)
         columns = [
             n
             for n, source in prompts.sources.items()
@@ -209,6 +211,7 @@ class RowTracer(GraphRecorder):
             body=graph,
             digest=digest(body),
             timeout=float("inf"),
+            schedule=schedule,
             place=place,
             definition=definition_place(body),
         )
@@ -261,6 +264,16 @@ class RowTracer(GraphRecorder):
             yield self.symbols(node)
         finally:
             self.recorded, self._poisoned, self.state, self.depth = outer, poisoned, state, self.depth - 1
+
+    def _scheduled(
+        self, what: str, settings: Mapping[str, Any], own: Container[str] = ()
+    ) -> tuple[CallSchedule, dict[str, Any]]:
+        """Return the schedule of a call and its other settings, and report problems with the schedule.
+
+        ``own``: names of settings that the called stage itself has.
+        """
+        schedule, rest = methods.split_schedule(settings, own)
+        return methods.schedule_of(self._bound(what, methods.SCHEDULE, schedule, call_place())), rest
 
     def _bound(
         self,

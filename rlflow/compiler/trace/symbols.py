@@ -263,20 +263,17 @@ class SymbolicRole:
         """Record a `generate` call of the role."""
         return self._tracer.generate(self._name, prompts, settings)
 
-    def logprobs(self, batch: Any, *, gives: str | tuple[str, ...] = "logprobs", **unknown: Any) -> Any:
+    def logprobs(self, batch: Any, *, gives: str | tuple[str, ...] = "logprobs", **settings: Any) -> Any:
         """Record a forward pass for log-probs, and for entropies if ``gives`` has two names."""
-        self._tracer.no_settings(f"{self._name}.logprobs", unknown)
-        return self._tracer.forward(self._name, "logprobs", batch, gives)
+        return self._tracer.forward(self._name, "logprobs", batch, gives, settings)
 
-    def values(self, batch: Any, *, gives: str | tuple[str, ...] = "values", **unknown: Any) -> Any:
+    def values(self, batch: Any, *, gives: str | tuple[str, ...] = "values", **settings: Any) -> Any:
         """Record a forward pass for values."""
-        self._tracer.no_settings(f"{self._name}.values", unknown)
-        return self._tracer.forward(self._name, "values", batch, gives)
+        return self._tracer.forward(self._name, "values", batch, gives, settings)
 
-    def __call__(self, batch: Any, *, gives: str | tuple[str, ...] = "scores", **unknown: Any) -> Any:
+    def __call__(self, batch: Any, *, gives: str | tuple[str, ...] = "scores", **settings: Any) -> Any:
         """Record a reward call of the role."""
-        self._tracer.no_settings(self._name, unknown)
-        return self._tracer.reward(self._name, batch, gives)
+        return self._tracer.reward(self._name, batch, gives, settings)
 
     def update(self, batch: Any, loss: Loss | Sequence[Loss], **settings: Any) -> None:
         """Record an `update` call of the role. With several losses, each optimizer step uses all of them."""

@@ -7,7 +7,7 @@ finds later, unrelated mistakes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from rlflow.author.joint import JointLoss, joined, specification
 from rlflow.author.loss import Loss
 from rlflow.author.methods import Setting, missing_setting, unknown_setting
 from rlflow.author.node_options import GenerateOptions, Pairs, ShownOptions, UpdateOptions, plain
+from rlflow.author.schedule import CallSchedule
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source_lines import call_place
 from rlflow.author.stage import Stage
@@ -43,6 +44,7 @@ class Tracer(MemoryTracer):
         batch = self.mine(batch, what)
         outputs = self._outputs(what, stage.gives, gives, place, stage.place)
         axis = self.recorded.axes[batch.axis]
+        schedule, settings = self._scheduled(what, settings, stage.signature.settings)
         bound, edges = self._settings(what, stage.signature, settings, place, stage.place, ("generator",))
         inputs = self.inputs(batch, stage.signature.columns, what, stage.place)
         sound = [output for output in outputs if stage.gives[output.source] in (None, output.kind)]
@@ -70,6 +72,7 @@ class Tracer(MemoryTracer):
             digest=stage.digest,
             timeout=stage.timeout,
             pure=stage.pure,
+            schedule=schedule,
             place=place,
             definition=stage.place,
         )
@@ -86,6 +89,7 @@ class Tracer(MemoryTracer):
         """Record a `generate` call and return the sampled rows."""
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
+        schedule, settings = self._scheduled(what, settings)
         call, bound = self._sampling_settings(what, settings, place)
         if self.recorded.axes[prompts.axis].grouped:
             self.report(rules.not_prompts(what, place))
@@ -120,6 +124,7 @@ class Tracer(MemoryTracer):
             role=role,
             makes=makes,
             timeout=seconds,
+            schedule=schedule,
             place=place,
             **more,
         )
@@ -176,12 +181,15 @@ class Tracer(MemoryTracer):
         )
         return tuple(Input(name, prompts.sources[name].column) for name in columns)
 
-    def forward(self, role: str, method: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
+    def forward(
+        self, role: str, method: str, batch: Any, gives: str | tuple[str, ...], settings: Mapping[str, Any]
+    ) -> SymbolicBatch:
         """Record a `logprobs` or `values` call.
 
         If ``gives`` has two names, `logprobs` also returns entropies.
         """
         what, place = f"{role}.{method}", call_place()
+        schedule = self._only_schedule(what, settings)
         batch = self.mine(batch, what)
         names = (gives,) if isinstance(gives, str) else tuple(gives)
         sources = {"logprobs": ("logprobs", "entropy"), "values": ("values",)}[method][: max(len(names), 1)]
@@ -198,17 +206,21 @@ class Tracer(MemoryTracer):
             outputs=outputs,
             role=role,
             timeout=methods.DEADLINES[method],
+            schedule=schedule,
             place=place,
         )
         return self.symbols(node)
 
-    def reward(self, role: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
+    def reward(
+        self, role: str, batch: Any, gives: str | tuple[str, ...], settings: Mapping[str, Any]
+    ) -> SymbolicBatch:
         """Record a reward call and return the scores.
 
         It's taken to be a reward model if the batch has tokens but no completion, and otherwise a reward
         function.
         """
         what, place = role, call_place()
+        schedule = self._only_schedule(what, settings)
         batch = self.mine(batch, what)
         outputs = self._outputs(
             what,
@@ -226,6 +238,7 @@ class Tracer(MemoryTracer):
             outputs=outputs,
             role=role,
             timeout=methods.DEADLINES["reward"],
+            schedule=schedule,
             place=place,
         )
         return self.symbols(node)
@@ -272,6 +285,7 @@ class Tracer(MemoryTracer):
             loss, problems = joined(what, loss, own | rest, place)
             self.report(*problems)
         bound = self._bound(what, specified, own, place)
+        schedule = methods.schedule_of(bound)
         if isinstance(loss, JointLoss):
             bound |= {
                 "losses": tuple(part.name for part in loss.losses),
@@ -300,6 +314,7 @@ class Tracer(MemoryTracer):
             digest=loss.digest,
             timeout=methods.DEADLINES["update"],
             pure=False,
+            schedule=schedule,
             place=place,
             definition=loss.place,
         )
@@ -363,9 +378,12 @@ class Tracer(MemoryTracer):
         self.weighed |= {role} & self.context.weights.keys()
         return self.context.weights.get(role, 1.0)
 
-    def no_settings(self, what: str, names: Iterable[str]) -> None:
-        """Report each setting in ``names`` as a problem, because this call doesn't take any."""
-        self.report(*(unknown_setting(what, name, {"gives": None}, call_place()) for name in names))
+    def _only_schedule(self, what: str, settings: Mapping[str, Any]) -> CallSchedule:
+        """Return the schedule of a call without settings of its own, and report any others as a problem."""
+        schedule, unknown = self._scheduled(what, settings)
+        known = {"gives": None, **methods.SCHEDULE}
+        self.report(*(unknown_setting(what, name, known, call_place()) for name in unknown))
+        return schedule
 
 
 def _shown(settings: Mapping[str, Any]) -> Pairs:

@@ -108,10 +108,10 @@ class WeightsClaims(SamplerClaims):
     def updated(self, update: RecordedUpdate, start: State, rows: Batch | None = None) -> State:
         """Return the trainer's state after one optimizer step from ``start`` on all rows of the update.
 
-        The update's epochs, minibatches and ``after=`` are ignored. ``rows``: rows to use instead of the
+        The update's epochs and minibatches are ignored. ``rows``: rows to use instead of the
         update's own.
         """
-        options = replace(update.options, epochs=1, minibatch=None, after=0)
+        options = replace(update.options, epochs=1, minibatch=None)
         self.do(lambda: self.trainer(update.role).restore(copied(start)))
         self.do(
             lambda: self.engine.update(

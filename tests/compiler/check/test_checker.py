@@ -23,6 +23,7 @@ from rlflow.compiler.trace import (
     graph_rules,
     repeat_rules,
     rules,
+    schedule_rules,
     symbols,
 )
 from rlflow.errors import FlowError, PlanError, Problem
@@ -37,6 +38,7 @@ MODULES = [
     graph_rules,
     repeat_rules,
     rules,
+    schedule_rules,
     symbols,
 ]
 USUAL = {"nearest": None, "variant": "", "severity": "error"}

@@ -60,7 +60,7 @@ def update(one=gain, batch=None, options=PLAIN, **settings):
     [("tokens", [[1 / 5], [1 / 5]]), ("row-tokens", [[1 / 6], [1 / 4]]), (10, [[0.05], [0.05]])],
 )
 def test_the_direction_is_minus_the_gradient_of_the_mean(mean, weights):
-    direction = pushed(update(options=UpdateOptions(mean=mean, after=3, epochs=2, minibatch=1)), HERE)
+    direction = pushed(update(options=UpdateOptions(mean=mean, epochs=2, minibatch=1)), HERE)
     wanted = ADVANTAGES * MASK * torch.tensor(weights)
     assert list(direction.by) == ["logprobs"]
     assert torch.allclose(direction.main, wanted)
