@@ -9,9 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlflow.author.columns import PROMPT_ID
+from rlflow.author.columns import PROMPT_ID, row
 from rlflow.errors import FlowError, Problem
 
+NUMBER = row("float32")  # the kind of a table's columns
 Rule = Literal["add", "last", "max", "min", "ema", "set"]
 
 

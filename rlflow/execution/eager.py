@@ -16,14 +16,14 @@ from rlflow.author.figures import Figure, Of
 from rlflow.author.flow import Flow
 from rlflow.author.joint import joined, specification
 from rlflow.author.loss import Loss
-from rlflow.author.memory import Table
+from rlflow.author.memory import NUMBER, Table
 from rlflow.author.node_options import ChooseOptions, EncodeOptions, UpdateOptions
 from rlflow.author.scope import AskWay, symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source_lines import call_place, definition_place
 from rlflow.author.stage import Stage
 from rlflow.compiler.trace import column_rules, memory_rules, repeat_rules, rules
-from rlflow.compiler.trace.row_tracer import ASK_GIVES, LEFT_BEHIND, OLD_RESPONSE
+from rlflow.compiler.trace.row_tracer import ASK_GIVES, ENCODE_GIVES, LEFT_BEHIND, OLD_RESPONSE
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import RowAccount
 from rlflow.execution.apply import apply_stage, failing
@@ -328,7 +328,7 @@ class Session:
         """
         place, batch = call_place(), real("ask", batch)
         _, node = self.next_call("ask")
-        if self._follows(batch, column):
+        if self.follows(batch, column):
             return without_rows(batch, ASK_GIVES[way])
         batch = there(batch)
         kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
@@ -356,6 +356,9 @@ class Session:
         """Return rows whose responses are the texts in ``column``."""
         place, batch = call_place(), real("encode", batch)
         _, node = self.next_call("encode")
+        if self.follows(batch, column):
+            return without_rows(batch, ENCODE_GIVES)
+        batch = there(batch)
         reads = (ColumnParameter(column, text, False), ColumnParameter("prompt_tokens", None, False))
         check_columns("encode", Signature(reads, {}, False), batch, place, None)
         inputs = {"text": batch.data[column], "prompt_tokens": batch.data["prompt_tokens"]}
@@ -377,7 +380,7 @@ class Session:
         """
         place, batch = call_place(), real("choose", batch)
         _, node = self.next_call("choose")
-        if self._follows(batch, column):
+        if self.follows(batch, column):
             return without_rows(batch)
         check_columns("choose", _reading(column, row if options.count else row("bool")), batch, place, None)
         rows, metrics = self.engine.choose(Batch(batch.axis, {"by": batch.data[column]}), options)
@@ -397,9 +400,11 @@ class Session:
         shared = {name: data for name, data in none.items() if all(name in part for part in parts)}
         return Batch(joined.axis, joined.data | shared)
 
-    def _follows(self, batch: Batch, column: str) -> bool:
-        """Return True if `ask` or `choose` isn't due, because the rows or the column aren't there."""
-        return not batch.axis.made or (column in batch and batch.data[column].value is None)
+    def follows(self, batch: Batch, *columns: str) -> bool:
+        """Return True if a call without a schedule isn't due, because its rows or columns aren't there."""
+        return not batch.axis.made or any(
+            column in batch and batch.data[column].value is None for column in columns
+        )
 
     def repeat(self, body: Callable[..., Any], prompts: Any, settings: dict[str, Any]) -> Batch:
         """Call ``body`` with new prompts until it has kept enough groups, and return these groups."""
@@ -605,6 +610,8 @@ class Memory:
         FlowError.refuse(memory_rules.reason(node, stale_ok, call_place()))
         if self._name in session.memory:
             raise FlowError(memory_rules.read_late(node, self._name, None, call_place()))
+        if session.follows(batch, self._spec.key):
+            return Batch(batch.axis, none_of(dict.fromkeys((name for name, _ in self._spec.columns), NUMBER)))
         with failing(node, self._engine.iteration, batch, call_place()):
             return self._engine.read(self._name, Batch(batch.axis, {"key": batch.data[self._spec.key]}))
 
@@ -615,6 +622,8 @@ class Memory:
         if self._name in session.memory or session.within:
             raise FlowError(memory_rules.written_again(node, self._name, None, call_place()))
         chosen = {column: memory_rules.reducer_of(reducer) for column, reducer in reducers.items()}
+        if session.follows(batch, self._spec.key, *chosen):
+            return
         for column in chosen:
             check_columns(node, _reading(column, row), batch, call_place(), None)
         rows = Batch(

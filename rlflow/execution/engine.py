@@ -20,7 +20,7 @@ from rlflow.author.batch import Batch, Data, group_column
 from rlflow.author.columns import CLOCK, Kind, Level
 from rlflow.author.figures import Figure
 from rlflow.author.loss import Loss
-from rlflow.author.memory import Reducer
+from rlflow.author.memory import NUMBER, Reducer
 from rlflow.author.node_options import ChooseOptions, EncodeOptions, UpdateOptions
 from rlflow.author.seeds import derived
 from rlflow.author.stage import Stage
@@ -306,8 +306,7 @@ class Engine:
     def read(self, name: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
         """Return the columns of the table ``name`` for the rows of a batch, whose column ``key`` has the keys."""
         columns = self.memory[name].read(self.gather(batch)["key"])
-        kind = Kind(Level.ROW, "float32")
-        result = Batch(batch.axis, {column: Data(kind, value) for column, value in columns.items()})
+        result = Batch(batch.axis, {column: Data(NUMBER, value) for column, value in columns.items()})
         return self.spread(result, self.near(batch, call_options))
 
     def write(

@@ -17,6 +17,7 @@ from rlflow import (
     row,
     scalar,
     stage,
+    table,
     truncated_weights,
 )
 
@@ -258,3 +259,27 @@ def clocked(prompts, actor, reward):
     first |= actor.logprobs(first)
     first |= centre(first)
     actor.update(first, fading_loss)
+
+
+@stage(gives={"count": row("float32")})
+def counted(scores):
+    return torch.ones_like(scores)
+
+
+@stage(gives="advantages")
+def over_count(scores, mask, count=None):
+    return torch.where(mask, (scores if count is None else scores - 0.1 * count)[:, None], 0.0)
+
+
+@flow(keeps=lambda hp: {"seen": table(count=0.0)})
+def forgetful(prompts, actor, reward, seen):
+    """Sample more rows in every second iteration, and count the prompts of these rows only."""
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch)
+    more = actor.generate(prompts, samples=1, max_tokens=4, every=2, after=1)
+    more |= reward(more, every=2, after=1)
+    batch |= seen.read(batch)
+    seen.write(more | seen.read(more).drop("count") | counted(more, every=2, after=1), count="add")
+    batch |= over_count(batch)
+    batch |= actor.logprobs(batch)
+    actor.update(batch, policy_loss)

@@ -31,7 +31,7 @@ def scored(new, scores, *, slope=3.0):
 
 
 EMA = load(Path(__file__).parent / "ema.py")
-NAMES = ["adaptive", "remax", "chancy", "warm", "clocked", "scheduled"]
+NAMES = ["forgetful", "adaptive", "remax", "chancy", "warm", "clocked", "scheduled"]
 
 
 def ran_both_ways(world, flow, iterations=3, count=5, **options):

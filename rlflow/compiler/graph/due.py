@@ -1,8 +1,8 @@
 """Which nodes of a graph are due in an iteration, and the graph of the iterations in which only these are.
 
 A flow has one graph. If a call has a schedule (`every=`, `after=`), its node is idle in some iterations, and
-its columns are None there. `ask`, `choose` and `concat` have no schedule: they are idle if the rows or the
-column that they need aren't there. A state keeps its value if the stage that sets it is idle.
+its columns are None there. `ask`, `encode`, `choose`, `concat` and the calls of tables have no schedule: they
+are idle if the rows or the columns that they need aren't there. A state keeps its value if the stage that sets it is idle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from rlflow.errors import PlanError, listed
 
 MOST_SETS = 64  # sets of due nodes that are planned and checked
 MOST_ITERATIONS = 100_000  # iterations of a cycle in which some scheduled node is due
-FOLLOWING = (Op.ASK, Op.CHOOSE, Op.CONCAT)  # kinds of nodes that are due wherever they have what they need
+# kinds of nodes that are due wherever they have what they need
+FOLLOWING = (Op.ASK, Op.ENCODE, Op.CHOOSE, Op.CONCAT, Op.READ, Op.WRITE)
 
 Idle = frozenset[str]  # names of the nodes that are not due
 

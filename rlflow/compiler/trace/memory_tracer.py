@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlflow.author.columns import row
-from rlflow.author.memory import Table
+from rlflow.author.memory import NUMBER, Table
 from rlflow.author.node_options import ReadOptions, WriteOptions
 from rlflow.author.signature import ColumnParameter
 from rlflow.author.source_lines import call_place
@@ -15,8 +15,6 @@ from rlflow.compiler.trace import memory_rules
 from rlflow.compiler.trace.row_tracer import RowTracer
 from rlflow.compiler.trace.symbols import SymbolicBatch
 from rlflow.errors import FlowError
-
-NUMBER = row("float32")  # the kind of a table's columns
 
 
 class MemoryTracer(RowTracer):
