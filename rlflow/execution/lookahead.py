@@ -24,6 +24,7 @@ from rlflow.author.batch import Batch
 from rlflow.author.figures import Figure, Of
 from rlflow.author.node_options import GenerateOptions, RepeatOptions
 from rlflow.compiler.graph.ancestry import ahead_of_training
+from rlflow.compiler.graph.due import Idle, idle_in
 from rlflow.compiler.graph.model import Node, Op
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.spans import Span
@@ -38,6 +39,7 @@ from rlflow.execution.repeat import RepeatNames, kept_groups, repeat_metrics, ro
 from rlflow.execution.row_ledger import placer_of, source_of
 from rlflow.execution.tally import known
 
+NONE_IDLE: Idle = frozenset()  # no call is idle
 Versions = Mapping[str, int]  # role → number of updates made to its weights
 
 
@@ -124,6 +126,31 @@ class SampledIteration:
     sampled: Sampled
 
 
+class AheadPart:
+    """The part of an iteration that runs ahead of training: the nodes that sample, and those they depend on.
+
+    ``plan``: the plan of the iteration, in which some calls may not be due.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        live = [plan.graph.nodes[i] for i in plan.live]
+        ahead = ahead_of_training(plan.graph)
+        self.nodes = [node for node in live if node.id in ahead]
+        self.chain = part_of(plan, ahead) if any(map(self._from_rows, self.nodes)) else None
+        repeats = [node for node in live if node.op is Op.REPEAT]
+        read = {item.column.node for node in live if node.op is not Op.REPEAT for item in node.inputs}
+        # a `repeat` takes its prompts itself
+        self.takes_prompts = not repeats or any(node.id in read for node in live if node.op is Op.DATA)
+
+    def _from_rows(self, node: Node) -> bool:
+        """True if a node reads any rows besides those of the data."""
+        read = (self.plan.graph.nodes[item.column.node].op for item in node.inputs)
+        return node.op not in (Op.GENERATE, Op.REPEAT) or (
+            node.op is Op.GENERATE and any(op is not Op.DATA for op in read)
+        )
+
+
 @dataclass
 class Ahead:
     """Samples the rows of later iterations in a thread of its own while an iteration trains."""
@@ -140,25 +167,21 @@ class Ahead:
     began: dict[int, Versions] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        live = [self.plan.graph.nodes[i] for i in self.plan.live]
-        ahead = ahead_of_training(self.plan.graph)
-        self.nodes = [node for node in live if node.id in ahead]
-        self.chain = part_of(self.plan, ahead) if any(map(self._from_rows, self.nodes)) else None
+        every = AheadPart(self.plan)  # of an iteration in which all calls are due
+        self._parts = {idle: AheadPart(plan) for idle, plan in self.plan.variants.items()} | {
+            NONE_IDLE: every
+        }
         self.roles = sorted({str(node.role) for node in sampling(self.plan)})
-        self.carry_over = {node.id: CarryOver() for node in live if node.op is Op.REPEAT}
+        repeats = [i for i in self.plan.live if self.plan.graph.nodes[i].op is Op.REPEAT]
+        self.carry_over = {i: CarryOver() for i in repeats}
         self.depth = 1 if self.carry_over else self.staleness
-        self.home = self.plan.home.get(self.nodes[0].id) if self.nodes else None
-        read = {item.column.node for node in live if node.op is not Op.REPEAT for item in node.inputs}
-        self.always_reads = any(node.id in read for node in live if node.op is Op.DATA)
+        self.home = self.plan.home.get(every.nodes[0].id) if every.nodes else None
         self._bodies = Executor(self.engine, self.queues)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
-    def _from_rows(self, node: Node) -> bool:
-        """True if a node reads any rows besides those of the data."""
-        read = (self.plan.graph.nodes[item.column.node].op for item in node.inputs)
-        return node.op not in (Op.GENERATE, Op.REPEAT) or (
-            node.op is Op.GENERATE and any(op is not Op.DATA for op in read)
-        )
+    def part(self, iteration: int) -> AheadPart:
+        """Return the part of an iteration that runs ahead of training."""
+        return self._parts[idle_in(self.plan.schedules, iteration)]
 
     def advance(self, iteration: int) -> Sampled:
         """Return the rows of ``iteration``, waiting until they are sampled, and start sampling ahead.
@@ -213,15 +236,16 @@ class Ahead:
         ``versions``: the versions of these weights. ``oldest``: the oldest versions allowed for carried-over
         rows.
         """
+        part = self.part(engine.iteration)
         self._bodies.engine = engine
         cursor, outcome, prompts = self.stream.state(), Outcome(), _Prompts(self, engine)
         rows: dict[int, Batch] = {}
         try:
-            for node in self.nodes:
+            for node in part.nodes:
                 start = time.monotonic()
                 if node.op is Op.REPEAT:
-                    rows[node.id] = self._repeat(engine, node, prompts, (versions, oldest), outcome)
-                elif self.chain is None:
+                    rows[node.id] = self._repeat(engine, part, node, prompts, (versions, oldest), outcome)
+                elif part.chain is None:
                     sampling, call_options = (
                         sampling_of(node.options(GenerateOptions)),
                         CallOptions(None, node.timeout, node=node.name),
@@ -231,36 +255,40 @@ class Ahead:
                     )
                 else:
                     continue
-                outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic()))
-            if self.chain is not None:
-                rows |= self._chained(engine, prompts, outcome, rows)
+                outcome.spans.append(Span(node.name, part.plan.lane[node.id], start, time.monotonic()))
+            if part.chain is not None:
+                rows |= self._chained(engine, part, part.chain, prompts, outcome, rows)
         except SkipIteration as skip:
             return SampledIteration(
                 cursor, Sampled(prompts.so_far(), skipped=str(skip), account=outcome.account)
             )
-        data = prompts.given() if self.always_reads else prompts.so_far()
+        data = prompts.given() if part.takes_prompts else prompts.so_far()
         outcome.metrics |= self.stream.left_out(cursor)
         return SampledIteration(
             cursor, Sampled(data, rows, outcome.metrics, tuple(outcome.spans), account=outcome.account)
         )
 
     def _chained(
-        self, engine: Engine, prompts: _Prompts, outcome: Outcome, repeated: Mapping[int, Batch]
+        self,
+        engine: Engine,
+        part: AheadPart,
+        chain: Plan,
+        prompts: _Prompts,
+        outcome: Outcome,
+        repeated: Mapping[int, Batch],
     ) -> dict[int, Batch]:
         """Run the nodes that sample from sampled rows, and those in between. Return the rows by node id.
 
-        ``repeated``: the results of the repeats, which have already run.
+        ``chain``: the plan of these nodes. ``repeated``: the results of the repeats, which have already run.
         """
-        assert self.chain is not None
-        data = prompts.given() if self.always_reads else prompts.so_far()
-        wanted = [node.id for node in self.nodes if node.id not in repeated]
-        return self._bodies.run_ahead(
-            self.chain, data, outcome, engine.state_batch(data).data, repeated, wanted
-        )
+        data = prompts.given() if part.takes_prompts else prompts.so_far()
+        wanted = [node.id for node in part.nodes if node.id not in repeated]
+        return self._bodies.run_ahead(chain, data, outcome, engine.state_batch(data).data, repeated, wanted)
 
     def _repeat(
         self,
         engine: Engine,
+        part: AheadPart,
         node: Node,
         prompts: _Prompts,
         bounds: tuple[Versions, Versions],
@@ -284,7 +312,7 @@ class Ahead:
 
         def body(drawn: Batch) -> Batch:
             return self._bodies.run_body(
-                self.plan.bodies[node.id], drawn, outcome, engine.state_batch(drawn).data
+                part.plan.bodies[node.id], drawn, outcome, engine.state_batch(drawn).data
             )
 
         draws = prompts.draws(options.tries)
@@ -336,7 +364,7 @@ class Ahead:
             "stream": stream,
             "next": max(entries, default=iteration - 1) + 1,
             "entries": {
-                str(number): _plain(entry) | {"index": self._indices(entry)}
+                str(number): _plain(entry) | {"index": self._indices(number, entry)}
                 for number, entry in entries.items()
             },
             "began": {str(number): dict(versions) for number, versions in self.began.items()},
@@ -347,14 +375,14 @@ class Ahead:
         }
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
 
-    def _indices(self, entry: SampledIteration) -> dict[str, list[list[int]]]:
+    def _indices(self, number: int, entry: SampledIteration) -> dict[str, list[list[int]]]:
         """For each `choose`, `ask` or `encode` node, return the indices of the rows that it took, by node id.
 
         For an `ask` that continues responses, the list also has the places in the responses.
         """
         axes = {
             node.id: entry.sampled.rows[node.id].axis
-            for node in self.nodes
+            for node in self.part(number).nodes
             if node.op in (Op.CHOOSE, Op.ASK, Op.ENCODE) and node.id in entry.sampled.rows
         }
         return {
@@ -384,7 +412,7 @@ class Ahead:
         engine, rows = self.engine.at(number), {}
         prompts = engine.spread(self.stream.take(entry["prompts"]), self.home)
         axes = {node.axis: prompts.axis for node in self.plan.graph.nodes if node.op is Op.DATA}
-        for node in self.nodes if not entry["skipped"] else ():
+        for node in self.part(number).nodes if not entry["skipped"] else ():
             axis = self._axis(node, axes, entry["index"])
             packed = files.get(f"{number}.{node.id}")
             if packed is not None:

@@ -100,6 +100,25 @@ def plain(prompts, actor, reward):
     actor.update(batch, scored_loss)
 
 
+@flow
+def now_and_then(prompts, actor, reward, hp=Settings()):
+    """A repeat and a further sampling that are due in different iterations, and in none at the same time."""
+
+    def body(drawn):
+        rows = actor.generate(drawn, samples=2, max_tokens=5)
+        rows |= reward(rows)
+        rows |= placed(rows)
+        return rows | above(rows, bar=hp.bar)
+
+    every = actor.generate(prompts, samples=2, max_tokens=3, every=3)
+    every |= reward(every, every=3)
+    every |= actor.logprobs(every, every=3)
+    actor.update(every, scored_loss, every=3)
+    batch = repeat(body, prompts, groups=hp.groups, tries=hp.tries, every=3, after=1)
+    batch |= actor.logprobs(batch, every=3, after=1)
+    actor.update(batch, policy_loss, every=3, after=1)
+
+
 class Versions(LocalEngine):
     """A null backend whose weights are their version."""
 
@@ -241,6 +260,21 @@ def test_prompts_with_other_readers_are_taken_in_every_iteration(run):
     assert len(made.trained()) == len(set(made.trained())) == 2 * ITERATIONS
 
 
+def test_only_the_calls_that_are_due_sample_ahead(run):
+    made, sampled = run(now_and_then, 2), []
+    for number in range(ITERATIONS):
+        sampled.append({made.plan.graph.nodes[i].name for i in made.ahead.advance(number).rows})
+        made.step(number)
+    assert sampled == [{"actor.generate"}, {"repeat.body"}, set()] * 2
+    assert {number: loss for number, loss, *_ in made.rows} == {
+        0: "scored_loss",
+        1: "policy_loss",
+        3: "scored_loss",
+        4: "policy_loss",
+    }
+    assert all(version >= number - 2 for number, version in made.oldest().items())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [1, 3])
 @pytest.mark.parametrize(
@@ -249,6 +283,7 @@ def test_prompts_with_other_readers_are_taken_in_every_iteration(run):
         (kept, Settings(), False),
         (kept, Settings(groups=5, tries=1, bar=0.6), True),
         (beside, Settings(), False),
+        (now_and_then, Settings(), False),
         (plain, None, False),
     ],
 )

@@ -7,14 +7,16 @@ later.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rlflow.author.joint import terms
 from rlflow.author.loss import Loss
 from rlflow.author.node_options import ReadOptions
 from rlflow.compiler.graph.ancestry import ahead_of_training, sources
+from rlflow.compiler.graph.due import Narrowed, due_sets, narrowed
 from rlflow.compiler.graph.model import SETTING, Column, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program
-from rlflow.errors import Problem, listed
+from rlflow.errors import PlanError, Problem, listed
 
 UNDECIDED = "side effects that no seed reproduces (pure=False)"  # read by a stage with side effects
 
@@ -38,8 +40,49 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
         if repeated.body is not None:
             yield from repeat_problems(program.graph, repeated, repeated.body, staleness)
     yield from chain_problems(program.graph, staleness)
-    generates = {use.name for use in program.graph.roles if use.generates}
-    for node in program.graph.nodes:
+    yield from dict.fromkeys(
+        problem
+        for part in _parts(program.graph)
+        for problem in (*_carried_problems(part, staleness), *_uncorrected(program, part.graph, staleness))
+    )
+
+
+def _parts(graph: Graph) -> list[Narrowed]:
+    """Return the graph for each set of calls that are due together; if there are too many, as a whole."""
+    try:
+        return [narrowed(graph, each.idle) for each in due_sets(graph)]
+    except PlanError:
+        return [Narrowed(graph)]
+
+
+def _carried_problems(part: Narrowed, staleness: int) -> Iterator[Problem]:
+    """Yield the problems of repeats whose groups lack a column in some iterations.
+
+    Groups that are carried over are joined with those of a later iteration, which needs the same columns.
+    """
+    for i, body in part.bodies.items():
+        for item in body.missing_results:
+            node, giver = part.graph.nodes[i], body.idle.get(item.column.node)
+            yield Problem(
+                "staleness-repeat",
+                f"--staleness {staleness}: '{node.name}' gives '{item.parameter}' only in some iterations, "
+                "so its groups cannot be carried over to another iteration",
+                giver.place if giver else node.place,
+                node.place,
+                found=f"'{giver.name}' with {giver.schedule}" if giver else item.parameter,
+                expected="the same columns in each iteration",
+                remedy="remove its every= and after=, call it after the `repeat`, or remove --staleness",
+            )
+
+
+def _uncorrected(program: Program, graph: Graph, staleness: int) -> Iterator[Problem]:
+    """Yield the problems of updates that don't correct for older weights.
+
+    ``graph``: the program's graph, in which some nodes may be idle.
+    """
+    program = replace(program, graph=graph)
+    generates = {use.name for use in graph.roles if use.generates}
+    for node in graph.nodes:
         for loss in uncorrected(program, node) if node.op is Op.UPDATE and node.role in generates else ():
             if loss.stale_ok:
                 yield Problem(
