@@ -83,6 +83,7 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
     )
     yield from section("devices", [plain(f"  {line}") for line in shared_devices(explanation)])
     yield from section("nodes", nodes(explanation))
+    yield from section("due iterations, counted from 0", due(explanation))
     yield from section("nodes of the evaluation", evaluation(explanation))
     yield from section("environments", [plain(f"  {line}") for line in environments(explanation)])
     yield from section("rows of an iteration, at most", [plain(f"  {line}") for line in lineage(explanation)])
@@ -210,6 +211,25 @@ def nodes(explanation: Explanation) -> Iterator[RenderableType]:
     yield rows
 
 
+def due(explanation: Explanation) -> Iterator[RenderableType]:
+    """Yield when calls are due, if not all of them are due in every iteration.
+
+    There is a line for each call with a schedule, and a row for each set of calls that are due together.
+    """
+    cycle = explanation.cycle
+    if cycle is None:
+        return
+    for name, schedule in cycle.schedules:
+        numbers = range(schedule.after, schedule.after + 3 * schedule.every, schedule.every)
+        yield plain(f"  {name} ({schedule}): {', '.join(map(str, numbers))}, …")
+    heads = ("first", f"of {cycle.length}", "time", "at least", "calls that are not due")
+    rows = table(*heads, right=heads[:-1])
+    for each in cycle.sets:
+        cells = (f"  {each.first}", str(each.iterations), f"{each.makespan:g}", f"{each.bound:g}")
+        rows.add_row(*map(plain, (*cells, ", ".join(each.idle))))
+    yield rows
+
+
 def lineage(explanation: Explanation) -> Iterator[str]:
     """Yield a line with the number of rows for each node.
 
@@ -253,9 +273,12 @@ def columns(explanation: Explanation) -> Iterator[RenderableType]:
 
 def sums(explanation: Explanation) -> Iterator[str]:
     """Yield a line with the bytes that an iteration reads, moves between ranks and records."""
-    read = decimal(sum(edge.bytes for edge in explanation.edges))
-    moved = f", {decimal(explanation.moved)} move between ranks" if explanation.placement else ""
-    yield f"in all: nodes read {read}{moved}, the run's records read {decimal(explanation.recorded)}"
+    cycle = explanation.cycle
+    read = decimal(round(cycle.mean("read")) if cycle else sum(edge.bytes for edge in explanation.edges))
+    between = round(cycle.mean("moved")) if cycle else explanation.moved
+    moved = f", {decimal(between)} move between ranks" if explanation.placement else ""
+    mean = ", as a mean over the cycle" * bool(cycle)
+    yield f"in all{mean}: nodes read {read}{moved}, the run's records read {decimal(explanation.recorded)}"
 
 
 def weights(explanation: Explanation) -> Iterator[str]:
@@ -368,7 +391,14 @@ def packed(explanation: Explanation) -> Iterator[str]:
 def times(explanation: Explanation) -> Iterator[str]:
     """Yield lines about how long an iteration takes, in units of the default costs, and why."""
     time = explanation.time
-    yield f"an iteration takes {time.makespan:g}; the lower bound of any schedule is {time.bound:g}"
+    if cycle := explanation.cycle:
+        yield (
+            f"an iteration takes {cycle.mean('makespan'):g} and the lower bound of any schedule is "
+            f"{cycle.mean('bound'):g}, as means over a cycle of {cycle.length} iterations"
+        )
+        yield f"if all calls are due: {time.makespan:g}, and at least {time.bound:g}"
+    else:
+        yield f"an iteration takes {time.makespan:g}; the lower bound of any schedule is {time.bound:g}"
     yield "decided by " + ", ".join(time.decided_by)
     yield "busy: " + ", ".join(f"{queue_words(lane)} {share:.0%}" for lane, share in time.busy.items())
 

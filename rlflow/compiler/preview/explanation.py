@@ -12,6 +12,7 @@ from rlflow.compiler.passes.queues import room_of
 from rlflow.compiler.passes.rank import COST
 from rlflow.compiler.placement import Placement
 from rlflow.compiler.plan import PassNote, Plan
+from rlflow.compiler.preview.cycles import Cycle, cycle_of
 from rlflow.compiler.preview.edges import Edge, WeightEdge, edges, weights
 from rlflow.compiler.preview.layouts import Layouts
 from rlflow.compiler.preview.sizes import Assumed, ComputedTokens, NodeRows, Sizes, computed, rows_of_rows
@@ -59,6 +60,9 @@ class Explanation:
     residency: tuple[MemorySchedule, ...] = ()
     evaluation: tuple[WaveNode, ...] = ()  # nodes of the flow's own evaluation, in waves
     packed: tuple[ComputedTokens, ...] = ()  # tokens run through models, if rows share prompts
+    # when calls are due, if not all are in every iteration. All other numbers are those of an iteration in
+    # which all calls are due
+    cycle: Cycle | None = None
 
     @property
     def moved(self) -> int:
@@ -83,12 +87,13 @@ class Explanation:
             "packed": [asdict(each) for each in self.packed],
             "nodes": [asdict(step) for step in self.steps],
             "evaluation": [asdict(step) for step in self.evaluation],
+            "cycle": asdict(self.cycle) if self.cycle else None,
             "edges": [asdict(edge) for edge in self.edges],
             "weights": [asdict(each) for each in self.weights],
             "pairs": [asdict(pair) for pair in self.pairs],
             "bytes": {
-                "read": sum(edge.bytes for edge in self.edges),
-                "moved": self.moved,
+                "read": self.cycle.mean("read") if self.cycle else sum(edge.bytes for edge in self.edges),
+                "moved": self.cycle.mean("moved") if self.cycle else self.moved,
                 "recorded": self.recorded,
             },
             "memory": [asdict(item) for item in self.memory],
@@ -96,8 +101,8 @@ class Explanation:
             "commits": asdict(self.commits) if self.commits else None,
             "passes": {note.name: note.what for note in self.notes},
             "time": {
-                "makespan": self.time.makespan,
-                "bound": self.time.bound,
+                "makespan": self.cycle.mean("makespan") if self.cycle else self.time.makespan,
+                "bound": self.cycle.mean("bound") if self.cycle else self.time.bound,
                 "busy": self.time.busy,
                 "critical": self.time.decided_by,
                 "costs": {str(op): cost for op, cost in COST.items()},
@@ -172,6 +177,7 @@ def explain(
         residency=plan.residency,
         evaluation=tuple(steps(plan.evaluation, None)) if plan.evaluation else (),
         packed=tuple(computed(plan.prompt_rows, sizes)),
+        cycle=cycle_of(plan, assumed),
     )
 
 
