@@ -200,7 +200,7 @@ class DryRuns:
     """Executes dry runs on a few prompts, with the run's own engine, queues and plan.
 
     ``impure`` is the first stage in the plan that has side effects, if any; ``plan`` then ends before this
-    stage.
+    stage. All calls of ``plan`` are due, and ``variants`` has the plans of iterations in which only some are.
     """
 
     engine: Engine
@@ -220,6 +220,8 @@ class DryRuns:
         self.impure = first.impure_stage if first else None
         if first is not None:
             self.plan = self.plan.before(first.id)
+        self.variants = [(due_set, plan) for due_set, plan in self.plan.each() if due_set.idle]
+        self.plan = self.plan.with_all()
         # workers free their rows after each iteration, so only one process can reuse sampled rows
         self._sound = type(self.engine) is LocalEngine
 
@@ -229,13 +231,14 @@ class DryRuns:
         fill: float = 0.0,
         shift: Mapping[str, float] | None = None,
         asks: bool = False,
+        plan: Plan | None = None,
     ) -> DryRunRecord:
         """Run one iteration without training, and return what was recorded.
 
         ``scoring``: returns the scores for a reward call, or None to call the run's own rewards. ``asks``:
         whether to call the run's own rewards as well and record their scores. ``fill``: the padding value for
         stages. ``shift``: for nodes of roles that aren't trained, an amount to add to their outputs in every
-        other row.
+        other row. ``plan``: the plan of other iterations, one of ``variants``.
         """
         engine: Any = copy.copy(self.engine)
         engine.__class__ = type("Rehearsing" + type(engine).__name__, (DryRunEngine, type(engine)), {})
@@ -254,7 +257,7 @@ class DryRuns:
         executor = Executor(engine, self.queues)
         executor.heartbeat_page = self.heartbeat_page
         try:
-            executor.run(self.plan, self.prompts)
+            executor.run(plan or self.plan, self.prompts)
         except SkipIteration as skip:
             engine.record.skipped = str(skip)
         return engine.record  # type: ignore[no-any-return]

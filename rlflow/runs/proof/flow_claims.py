@@ -14,8 +14,10 @@ from torch import Tensor
 
 from rlflow.author.batch import padding
 from rlflow.compiler.check.influence import moved
+from rlflow.compiler.graph.due import DueSet
 from rlflow.compiler.graph.model import Op
-from rlflow.errors import listed
+from rlflow.compiler.plan import Plan
+from rlflow.errors import StageError, listed
 from rlflow.runs.proof.claims import Claim, judged
 from rlflow.runs.proof.directions import Direction, learned_rows, objective, pushed
 from rlflow.runs.proof.dry_run import RecordedUpdate, uneven
@@ -49,10 +51,25 @@ class FlowClaims(ScoreClaims):
             else []
         )
         yield [*begins, *(claim for claims, _ in rewarded for claim in claims)]
+        for due_set, plan in self.stage.variants:
+            yield [self.due_together(due_set, plan)]
         for locality in (locality for _, further in rewarded for locality in further):
             yield list(locality)
         for update in map(learned_rows, self.base.updates):
             yield list(self.of_update(*self.telling(update, own)))
+
+    def due_together(self, due_set: DueSet, plan: Plan) -> Claim:
+        """Check that an iteration runs in which only some calls are due, and the columns of others are None."""
+        failure = skipped = ""
+        try:
+            skipped = self.stage.dry_run_once(uneven(0), plan=plan).skipped
+        except StageError as error:
+            failure = str(error).splitlines()[0]
+        lacking = f"iteration {due_set.first}, without {listed(sorted(due_set.idle))}"
+        if skipped:
+            return Claim("schedules", self.graph.name, "unproved", f"the dry run skipped {lacking}", skipped)
+        sentences = (f"all calls run that are due in {lacking}", f"a call fails in {lacking}")
+        return judged("schedules", self.graph.name, not failure, sentences, failure)
 
     def telling(
         self, update: RecordedUpdate, own: dict[str, Direction]

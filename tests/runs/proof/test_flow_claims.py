@@ -104,6 +104,48 @@ def test_a_dry_run_ends_before_a_stage_with_side_effects(tmp_path):
     assert "falsified" not in verdicts.values()
 
 
+SCHEDULED = """
+from rlflow import flow, group_mean, loss, stage
+import torch
+
+@loss
+def gain(new, advantages):
+    return -new.logprobs * advantages, {}
+
+@stage(gives="advantages", rows="group")
+def centre(scores, group, mask, ref_logprobs=None):
+    shift = SHIFT
+    return torch.where(mask, (scores - group_mean(scores, group))[:, None] + 0 * shift, 0.0)
+
+@flow
+def now_and_then(prompts, actor, reference, reward):
+    batch = actor.generate(prompts, samples=4, max_tokens=4)
+    batch |= reward(batch)
+    batch |= reference.logprobs(batch, gives="ref_logprobs", every=2, after=1)
+    batch |= centre(batch)
+    actor.update(batch, gain, every=3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("shift", "verdict"), [("0.0", "proved"), ("ref_logprobs.mean()", "falsified")], ids=["right", "wrong"]
+)
+def test_every_set_of_calls_that_are_due_together_is_rehearsed(tmp_path, shift, verdict):
+    (tmp_path / "due.py").write_text(SCHEDULED.replace("SHIFT", shift))
+    with contextlib.closing(
+        prepared(tmp_path, str(tmp_path / "due.py"), backend="null", prompts=4, prove="off")
+    ) as context:
+        claims = [claim for claim in FlowClaims(dry_runs(context)).claims() if claim.name == "schedules"]
+    # three of the four sets have a call that isn't due; in two of them, the reference is
+    lacking = {claim.sentence.partition("without ")[2]: claim.verdict for claim in claims}
+    assert lacking == {
+        "reference.logprobs": verdict,
+        "actor.update, reference.logprobs": verdict,
+        "actor.update": "proved",
+    }
+    assert all(("NoneType" in claim.number) == (claim.verdict == "falsified") for claim in claims)
+
+
 def test_rows_of_three_tokens_get_their_second_token_masked_out():
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 1, 1]], dtype=torch.bool)
     assert flow_claims._with_holes(mask).int().tolist() == [[1, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1]]
