@@ -1,6 +1,7 @@
 """What a flow keeps from one iteration to the next: the values of ``@flow(keeps=…)``.
 
-A flow gets a parameter for each table, which it reads and writes. `rlflow.execution.memory` stores the values.
+A flow gets a parameter for each table, which it reads and writes, and for each buffer, from which it draws rows
+and into which it puts rows. `rlflow.execution.memory` stores the values.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from rlflow.author.columns import PROMPT_ID, row
 from rlflow.errors import FlowError, Problem
 
 NUMBER = row("float32")  # the kind of a table's columns
+OLDEST = "oldest"
 Rule = Literal["add", "last", "max", "min", "ema", "set"]
 
 
@@ -39,6 +41,34 @@ class Reducer:
         return f"ema({self.rate:g})" if self.rule == "ema" else self.rule
 
 
+@dataclass(frozen=True)
+class Buffer:
+    """Rows of earlier iterations, with a bound on their number. Exactly one of the bounds is set."""
+
+    groups: int | None = None  # bound on the number of groups, which are stored and drawn whole
+    rows: int | None = None  # bound on the number of rows, which are stored and drawn one by one
+    max_age: int | None = None  # iterations since a row was sampled, after which it is evicted
+    # which rows leave when the buffer is full: "oldest", or a stored column, whose lowest values leave first
+    evict: str = OLDEST
+
+    @property
+    def bound(self) -> int:
+        """The largest number of groups, or of rows."""
+        return self.groups or self.rows or 0
+
+    @property
+    def unit(self) -> Literal["groups", "rows"]:
+        """What the buffer counts, draws and evicts as a whole."""
+        return "groups" if self.groups else "rows"
+
+    def __str__(self) -> str:
+        age = "" if self.max_age is None else f", for {self.max_age} iterations"
+        first = (
+            "the oldest leave first" if self.evict == OLDEST else f"the lowest '{self.evict}' leaves first"
+        )
+        return f"a buffer of {self.bound} {self.unit}{age}, {first}"
+
+
 REDUCERS = {name: Reducer(name) for name in ("add", "last", "max", "min", "set")}
 
 
@@ -60,6 +90,34 @@ def table(key: str = PROMPT_ID, **columns: float) -> Table:
             )
         )
     return Table(key, tuple((name, float(value)) for name, value in columns.items()))
+
+
+def buffer(
+    *, groups: int | None = None, rows: int | None = None, max_age: int | None = None, evict: str = OLDEST
+) -> Buffer:
+    """Declare a buffer that a flow keeps: rows of earlier iterations.
+
+    ``groups`` or ``rows``: the largest number of groups or of rows. With ``groups``, groups are stored, drawn
+    and evicted whole. ``max_age``: rows leave when they are older than this number of iterations. ``evict``:
+    what leaves when the buffer is full, "oldest" or a stored column, whose lowest values leave first. A group's
+    value is the mean of its rows' values, and NaN counts as the lowest. Raises FlowError unless exactly one
+    bound is given, and all numbers are 1 or more.
+    """
+    numbers = [value for value in (groups, rows, max_age) if value is not None]
+    whole = all(isinstance(value, int) and not isinstance(value, bool) and value >= 1 for value in numbers)
+    if (groups is None) == (rows is None) or not whole or not isinstance(evict, str) or not evict:
+        given = {"groups": groups, "rows": rows, "max_age": max_age}
+        shown = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        raise FlowError(
+            Problem(
+                "keeps-buffer",
+                "a buffer needs a bound: a number of groups or a number of rows",
+                found=f"buffer({', '.join([*shown, f'evict={evict!r}'])})",
+                expected='buffer(groups=64), or buffer(rows=512, max_age=8, evict="oldest")',
+                remedy="give either groups or rows, and only whole numbers from 1 on",
+            )
+        )
+    return Buffer(groups, rows, max_age, evict)
 
 
 def ema(rate: float) -> Reducer:

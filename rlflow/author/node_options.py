@@ -141,6 +141,16 @@ class WriteOptions(NodeOptions):
     rates: tuple[float, ...]  # of moving averages; 0 for other rules
 
 
+@dataclass(frozen=True)
+class DrawOptions(NodeOptions):
+    """The settings of a buffer's `draw` call."""
+
+    count: int | None  # number of groups or rows; None: all
+    weight: str | None = None  # column of the weights; None: all equal
+    strata: str | None = None  # column whose values are drawn in equal numbers
+    newest: bool = False  # the newest instead of random ones
+
+
 AnyOptions = (
     NodeOptions
     | ShownOptions
@@ -152,6 +162,7 @@ AnyOptions = (
     | ChooseOptions
     | ReadOptions
     | WriteOptions
+    | DrawOptions
 )
 
 

@@ -362,7 +362,7 @@ class ClusterEngine(Engine):
         """
         axis = Axis.join([part.axis for part in parts])
         pool = self._nearest(parts[0], call_options).name
-        parts = [self.spread(self._per_row(part), pool) for part in parts]
+        parts = [self.spread(self.per_row(part), pool) for part in parts]
         names = {
             name: {data.name for part in parts if isinstance(data := part.data[name], RemoteColumn)}
             for name in parts[0].data
@@ -374,7 +374,7 @@ class ClusterEngine(Engine):
             whole |= joined([self.held(part.select(*others), pool) for part in parts], axis).data
         return Batch(axis, whole | group_of_joined(axis, parts))
 
-    def _per_row(self, batch: Batch) -> Batch:
+    def per_row(self, batch: Batch) -> Batch:
         """Return the batch with each group's values repeated for every row of the group."""
         groups = [name for name, data in batch.data.items() if data.kind.level is Level.GROUP]
         if not groups:
@@ -404,13 +404,13 @@ class ClusterEngine(Engine):
         """Load bytes from ``packed`` onto the ranks of a pool, and return the batch.
 
         Each row returns to the rank that it was on. If the pool now has another number of ranks, the rows are
-        balanced over them. ``axis``: the batch's row axis, by default the one stored in the bytes. ``pool``
-        must not be None.
+        balanced over them. ``axis``: the batch's row axis, by default the one stored in the bytes. ``pool``: a
+        pool that this run doesn't have stands for its first one.
         """
-        assert pool is not None
+        known = pool if pool is not None and pool in self.pools else next(iter(self.pools))
         rows, ranks = RowRanks.taken(opened(np.frombuffer(payload, np.uint8)))
-        split = ranks.split(len(self.pools[pool])) if ranks is not None else None
-        return self.calls.spread(Batch(rows.axis if axis is None else axis, rows.data), pool, split)
+        split = ranks.split(len(self.pools[known])) if ranks is not None else None
+        return self.calls.spread(Batch(rows.axis if axis is None else axis, rows.data), known, split)
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
         """Copy the batch within the ranks of a pool, and return it with the copied columns.

@@ -28,7 +28,7 @@ from rlflow.compiler.spans import RankSpan
 from rlflow.errors import listed
 from rlflow.execution import episodes
 from rlflow.execution.follow_ups import Asking, Roles, encoded_prompts, encoded_responses
-from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows
+from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, per_row
 from rlflow.execution.memory.tables import KeptTable
 from rlflow.execution.offload_manager import OffloadManager
 from rlflow.execution.role_model import RoleModel
@@ -130,6 +130,10 @@ class Engine:
         later.iteration, later.weights = iteration, weights or {}
         later.memory = self.memory if memory is None else memory
         return later
+
+    def per_row(self, batch: Batch) -> Batch:
+        """Return the batch with each group's values repeated for every row of the group."""
+        return Batch(batch.axis, {name: per_row(data, batch.axis) for name, data in batch.data.items()})
 
     def lasting(self) -> Self:
         """Return an engine for columns that outlive the iteration.

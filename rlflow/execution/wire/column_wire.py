@@ -33,7 +33,7 @@ from rlflow.execution.wire.header import (
     KEYS,
     LIMIT,
     LONGEST_PATH,
-    Buffer,
+    BufferShape,
     HeaderColumn,
     WireError,
     check_kind,
@@ -79,7 +79,7 @@ class StoredBuffer:
         self.parts = parts
         self.rows = rows
         self.dtype = dtype
-        self.buffer = Buffer(str(dtype).removeprefix("torch."), shape)
+        self.buffer = BufferShape(str(dtype).removeprefix("torch."), shape)
 
     @staticmethod
     def whole(tensor: Tensor) -> StoredBuffer:
@@ -162,7 +162,7 @@ class BatchFrame:
             end = after
 
 
-def _places(end: int, buffers: Iterable[Buffer]) -> Iterator[tuple[int, int]]:
+def _places(end: int, buffers: Iterable[BufferShape]) -> Iterator[tuple[int, int]]:
     """Yield (start, end) for each buffer, as byte positions in the frame.
 
     ``end``: where the data before the first buffer ends.
@@ -278,7 +278,9 @@ def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT) -> Batch
     grouped, shape, columns = unpacked(header)
     raw = _Lent(frame, np.frombuffer(frame, dtype=np.uint8).ctypes.data, len(frame)).array()
     buffers = _laid_out(
-        raw, start, [Buffer("int64", shape), *(buffer for column in columns for buffer in column.buffers)]
+        raw,
+        start,
+        [BufferShape("int64", shape), *(buffer for column in columns for buffer in column.buffers)],
     )
     axis = Axis(next(buffers), grouped=grouped)
     batch = Batch(
@@ -318,7 +320,7 @@ def _opened(frame: memoryview, limit: int) -> tuple[memoryview, int]:
 
 
 def _laid_out(
-    raw: np.ndarray[Any, np.dtype[np.uint8]], start: int, buffers: Sequence[Buffer]
+    raw: np.ndarray[Any, np.dtype[np.uint8]], start: int, buffers: Sequence[BufferShape]
 ) -> Iterator[Tensor]:
     """Return each buffer of a payload as a tensor that shares the payload's memory.
 
@@ -334,7 +336,7 @@ def _laid_out(
     return (_tensor(raw[first:end], buffer) for (first, end), buffer in zip(places, buffers, strict=True))
 
 
-def _tensor(raw: np.ndarray[Any, np.dtype[np.uint8]], buffer: Buffer) -> Tensor:
+def _tensor(raw: np.ndarray[Any, np.dtype[np.uint8]], buffer: BufferShape) -> Tensor:
     dtype = DTYPES[buffer.dtype]
     if dtype is torch.bool and raw.size and int(raw.max()) > 1:
         raise WireError.of("bool buffer", f"a byte of {int(raw.max())}", "0 or 1")

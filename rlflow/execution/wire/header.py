@@ -65,7 +65,7 @@ def _brief(value: object) -> str:
     return printable(str(value)[:160], keep="")
 
 
-class Buffer(NamedTuple):
+class BufferShape(NamedTuple):
     """The dtype and shape of one tensor in the payload of a frame."""
 
     dtype: str  # as torch prints it, without ``torch.``
@@ -83,7 +83,7 @@ class HeaderColumn(NamedTuple):
     name: str
     kind: Kind
     form: str  # text (bytes and offsets), ragged (entries and lengths), tensor, or tuple (of scalars)
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[BufferShape, ...]
 
 
 def packed(axis: Axis, columns: Sequence[HeaderColumn]) -> bytes:
@@ -168,11 +168,11 @@ def _column(value: Any) -> HeaderColumn:
     return column
 
 
-def _shape_of(name: str, value: Any) -> Buffer:
+def _shape_of(name: str, value: Any) -> BufferShape:
     dtype, shape = _fields(f"buffer of column {name!r}", value, (str, list))
     if not all(type(size) is int and size >= 0 for size in shape):
         raise WireError.of(f"buffer of column {name!r}", f"shape {shape[:16]}", "sizes of at least 0")
-    return Buffer(dtype, tuple(shape))
+    return BufferShape(dtype, tuple(shape))
 
 
 def check_kind(column: HeaderColumn) -> None:
