@@ -69,8 +69,10 @@ def test_an_address_without_a_ray_is_refused(tmp_path):
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(PlanError) as silent:
             launch.start(address, 1, tmp_path / "rlflow-0", seconds=0.1)
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        # held by a name, as Python would lose a signal that arrives while the thread is freed
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
         with pytest.raises(KeyboardInterrupt), ending_at_once():
+            timer.start()
             launch.start(address, 1, tmp_path / "rlflow-0", seconds=60.0)
     job = Job("alone", address=address)
     job.role("one", Path)

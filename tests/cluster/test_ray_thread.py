@@ -47,10 +47,9 @@ def test_a_hanging_call_ends_the_wait_and_later_calls_do_not_wait(hung):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_wait(hung, number):
-    threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
     thread = RayThread()
     with pytest.raises(KeyboardInterrupt), ending_at_once():
-        thread.do(hung, 60.0)
+        thread.do(lambda: (os.kill(os.getpid(), number), hung()), 60.0)
     assert thread.stuck
 
 
