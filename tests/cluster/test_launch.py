@@ -71,7 +71,7 @@ def test_an_address_without_a_ray_is_refused(tmp_path):
             launch.start(address, 1, tmp_path / "rlflow-0", seconds=0.1)
         # held by a name, as Python would lose a signal that arrives while the thread is freed
         timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
-        with pytest.raises(KeyboardInterrupt), ending_at_once():
+        with pytest.raises(KeyboardInterrupt), ending_at_once():  # noqa: PT012, as the signal may come at once
             timer.start()
             launch.start(address, 1, tmp_path / "rlflow-0", seconds=60.0)
     job = Job("alone", address=address)
