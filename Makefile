@@ -6,7 +6,7 @@ SIDE_BY_SIDE = --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 unexport RLFLOW_SKIP_ENGINES # no engine is left out unseen
 
-.PHONY: learn test quick long slice lint setup base-model
+.PHONY: learn test quick long slice test-newest lint setup base-model
 
 learn: $(VENV)/ready
 	$(BIN)/rlflow run algorithms/ppo.py
@@ -23,6 +23,13 @@ long: $(VENV)/ready-to-test
 # A part of the long tier, as SLICE=K/N names it: `make slice SLICE=0/4`.
 slice: $(VENV)/ready-to-test
 	$(BIN)/python -m pytest --tier long --slice $(SLICE) $(SIDE_BY_SIDE)
+
+# With the newest releases, beyond the bounds in pyproject.toml, in an environment of its own. vLLM is left out.
+test-newest:
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python tests/newest.py
+	.venv-newest/bin/python tests/cluster/submit/install.py
+	RLFLOW_SKIP_ENGINES=1 .venv-newest/bin/python -m pytest --tier test $(SIDE_BY_SIDE)
 
 lint: $(VENV)/ready-to-test
 	$(BIN)/ruff check .
