@@ -6,8 +6,10 @@ Each record includes the entry that the task's own scorer needs.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from rlflow.data.fields import Record
 from rlflow.data.frozen import frozen
 from rlflow.data.scorer import ScorerSpec
 from rlflow.errors import PlanError, listed, nearest
-from rlflow.extras import require
+from rlflow.extras import ask, require
 
 PREFIX = "reasoning_gym:"
 SIZE = 1000  # number of questions if the task's parameters name no size
+# where reasoning-gym's source code names a task
+NAMED = re.compile(r"""^(?:DATASET_NAME\s*=|\s*register_dataset\()\s*["']([\w-]+)["']""", re.MULTILINE)
 COLUMNS: dict[str, Kind] = {"entry": text}
 # (task, settings) → the questions that were drawn last, because runs in one process usually use the same data
 # and drawing is slow.
@@ -70,24 +74,41 @@ def _record(entry: Mapping[str, Any], number: int) -> Record:
 
 
 def check_name(task: str) -> None:
-    """Raise PlanError if reasoning-gym has no task of this name, or isn't installed."""
-    _known(task)
+    """Raise PlanError if reasoning-gym has no task of this name, or isn't installed.
+
+    This doesn't import reasoning-gym, which would take more than a second.
+    """
+    ask("reasoning_gym", extra="tasks")
+    if task not in (names := _names_in_source()):
+        raise _unknown(task, names)
+
+
+def _names_in_source() -> list[str]:
+    """Return the names of all tasks, which are read from reasoning-gym's source code."""
+    spec = importlib.util.find_spec("reasoning_gym")
+    folders = spec.submodule_search_locations if spec else None
+    texts = (file.read_text("utf-8") for folder in folders or () for file in Path(folder).rglob("*.py"))
+    return sorted({name for text in texts for name in NAMED.findall(text)})
 
 
 def _known(task: str) -> Any:
     """Return the class and the settings of a task."""
     tasks = require("reasoning_gym.factory", extra="tasks").DATASETS
     if task not in tasks:
-        raise PlanError.of(
-            "task-unknown",
-            f"no data and no reasoning-gym task is named '{task}'",
-            found=task,
-            expected="a file, a folder, or one of reasoning-gym's tasks",
-            nearest=nearest(task, [*tasks, *(each.name for each in Path().iterdir())]),
-            remedy="correct the path of the file or folder, or list the tasks: "
-            "python -c 'import reasoning_gym.factory as f; print(*sorted(f.DATASETS))'",
-        )
+        raise _unknown(task, tasks)
     return tasks[task]
+
+
+def _unknown(task: str, tasks: Iterable[str]) -> PlanError:
+    return PlanError.of(
+        "task-unknown",
+        f"no data and no reasoning-gym task is named '{task}'",
+        found=task,
+        expected="a file, a folder, or one of reasoning-gym's tasks",
+        nearest=nearest(task, [*tasks, *(each.name for each in Path().iterdir())]),
+        remedy="correct the path of the file or folder, or list the tasks: "
+        "python -c 'import reasoning_gym.factory as f; print(*sorted(f.DATASETS))'",
+    )
 
 
 def _make(task: str, parameters: Mapping[str, Any]) -> Any:

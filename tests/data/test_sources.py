@@ -10,7 +10,7 @@ import pytest
 
 from rlflow import PlanError
 from rlflow.author.columns import row, text, token
-from rlflow.data import open_data
+from rlflow.data import gym, open_data
 
 ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(6)]
 
@@ -254,6 +254,25 @@ def test_a_column_missing_from_a_task_is_refused():
 def test_an_unknown_task_and_refused_parameters_are_reported(spec, task, says):
     with pytest.raises(PlanError, match=says):
         open_data(spec, task=task)
+
+
+def test_a_misspelt_task_is_refused_without_importing_reasoning_gym(run_python):
+    code = """
+import sys
+from rlflow.data.paths import check_path
+from rlflow.errors import PlanError
+try:
+    check_path("chain_sun")
+except PlanError as error:
+    print(error.problems[0].nearest, "reasoning_gym" in sys.modules)
+"""
+    assert run_python(code).split() == ["chain_sum", "False"]
+
+
+def test_the_names_of_all_tasks_are_in_the_source_code():
+    from reasoning_gym.factory import DATASETS
+
+    assert gym._names_in_source() == sorted(DATASETS)
 
 
 def test_importing_the_package_loads_nothing_heavy(run_python):
