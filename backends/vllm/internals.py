@@ -1,7 +1,7 @@
 """The vLLM internals that the backend uses or replaces. Only ``LLM``, ``SamplingParams`` and the like are
 stable between vLLM releases, so no other file of the backend names a module below ``vllm``.
 
-`tests/backends/vllm/test_internals.py` fails if a vLLM release changes one of these internals.
+`tests/backends/test_vllm_internals.py` fails if a vLLM release changes one of these internals.
 """
 
 from __future__ import annotations
