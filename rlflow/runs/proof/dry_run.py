@@ -104,7 +104,8 @@ class DryRunEngine(Engine):
     record: DryRunRecord
     longest: int
     fill: float
-    # node of a role that is not trained → amount to add to its outputs for every other row
+    # forward of a role that is not trained, or read of a table → amount to add to its outputs for every other
+    # row
     shift: Mapping[str, float]
     sampled: dict[tuple[int, int], tuple[Batch, Batch]]
     asks: bool  # whether the run's own rewards are called too
@@ -130,13 +131,19 @@ class DryRunEngine(Engine):
 
         If ``shift`` has an amount for this node, it is added to the result in every other row.
         """
-        rows = super().forward(role, want, batch, replace(terms, ahead=False))
+        return self._shifted(super().forward(role, want, batch, replace(terms, ahead=False)), terms)
+
+    def read(self, name: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
+        """Read a table. If ``shift`` has an amount for this node, it is added in every other row."""
+        return self._shifted(super().read(name, batch, terms), terms)
+
+    def _shifted(self, rows: Batch, terms: CallOptions) -> Batch:
         if terms.node not in self.shift:
             return rows
         columns = {
             name: raised(data, self.shift[terms.node]) for name, data in self.gather(rows).data.items()
         }
-        return self.spread(Batch(rows.axis, columns), self.near(batch, terms))
+        return self.spread(Batch(rows.axis, columns), self.near(rows, terms))
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
         """Return synthetic scores, or the scores of the run's own reward if ``scoring`` is None."""
@@ -188,10 +195,11 @@ class DryRunEngine(Engine):
 
 
 def raised(data: Data, by: float) -> Data:
-    """Return a token column with ``by`` added to every other row. Other columns are returned unchanged."""
-    if data.lengths is None:
-        return data
-    even = (torch.arange(len(data.lengths)) % 2 == 0).to(data.value).repeat_interleave(data.lengths)
+    """Return a token or row column of numbers with ``by`` added to every other row."""
+    rows = data.value if data.lengths is None else data.lengths
+    even = (torch.arange(len(rows)) % 2 == 0).to(data.value)
+    if data.lengths is not None:
+        even = even.repeat_interleave(data.lengths)
     return replace(data, value=data.value + by * even)
 
 
@@ -237,8 +245,8 @@ class DryRuns:
 
         ``scoring``: returns the scores for a reward call, or None to call the run's own rewards. ``asks``:
         whether to call the run's own rewards as well and record their scores. ``fill``: the padding value for
-        stages. ``shift``: for nodes of roles that aren't trained, an amount to add to their outputs in every
-        other row. ``plan``: the plan of other iterations, one of ``variants``.
+        stages. ``shift``: for forwards of roles that aren't trained and reads of tables, an amount to add to
+        their outputs in every other row. ``plan``: the plan of other iterations, one of ``variants``.
         """
         engine: Any = copy.copy(self.engine)
         engine.__class__ = type("Rehearsing" + type(engine).__name__, (DryRunEngine, type(engine)), {})

@@ -6,6 +6,7 @@ of a loss has an effect. Checking them takes forward passes of the models and do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from rlflow.author.batch import padding
 from rlflow.compiler.check.influence import moved
 from rlflow.compiler.graph.due import DueSet
-from rlflow.compiler.graph.model import Op
+from rlflow.compiler.graph.model import Node, Op
 from rlflow.compiler.plan import Plan
 from rlflow.errors import StageError, listed
 from rlflow.runs.proof.claims import Claim, judged
@@ -25,6 +26,7 @@ from rlflow.runs.proof.score_claims import FACTORS, FOLLOWS, ROUNDING, ScoreClai
 from rlflow.training.objective import New
 
 FAR = 0.01  # relative difference of gradients above which optimizer steps must differ
+LARGE_NUMBER = 30.0  # added to the numbers of a table if smaller changes have no effect
 LARGE_STEP = 1.0  # nats to move log-probs by, to test a loss far from the sampling policy
 
 
@@ -53,6 +55,9 @@ class FlowClaims(ScoreClaims):
         yield [*begins, *(claim for claims, _ in rewarded for claim in claims)]
         for due_set, plan in self.stage.variants:
             yield [self.due_together(due_set, plan)]
+        for node in self.stage.plan.live:
+            if self.graph.nodes[node].op is Op.READ:
+                yield [self.remembered(self.graph.nodes[node], own)]
         for locality in (locality for _, further in rewarded for locality in further):
             yield list(locality)
         for update in map(learned_rows, self.base.updates):
@@ -70,6 +75,34 @@ class FlowClaims(ScoreClaims):
             return Claim("schedules", self.graph.name, "unproved", f"the dry run skipped {lacking}", skipped)
         sentences = (f"all calls run that are due in {lacking}", f"a call fails in {lacking}")
         return judged("schedules", self.graph.name, not failure, sentences, failure)
+
+    def remembered(self, read: Node, own: dict[str, Direction]) -> Claim:
+        """Check that other numbers in a table change which rows an update learns from, or what it learns.
+
+        ``own``: the gradient directions in the first dry run.
+        """
+        for size in (1.0, -1.0, LARGE_NUMBER):
+            record = self.stage.dry_run_once(uneven(0), shift={read.name: size})
+            directions = self.directions(record)
+            apart = max(
+                (
+                    push.apart(directions[name]) if name in directions else math.inf
+                    for name, push in own.items()
+                ),
+                default=0.0,
+            )
+            if apart > ROUNDING or directions.keys() != own.keys():
+                sentence = f"what earlier iterations wrote into '{read.memory}' changes the update"
+                return Claim(
+                    "memory-reaches", read.name, "proved", sentence, f"gradients differ by {apart:.3g}"
+                )
+        return Claim(
+            "memory-reaches",
+            read.name,
+            "unproved",
+            f"no other number in '{read.memory}' changed the update in the dry run, which has few prompts",
+            place=read.place,
+        )
 
     def telling(
         self, update: RecordedUpdate, own: dict[str, Direction]

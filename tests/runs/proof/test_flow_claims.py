@@ -203,3 +203,37 @@ def test_a_dry_run_without_rows_is_unproved_with_its_reason(grpo):
     grpo._base = DryRunRecord(skipped="no group was kept")
     (claim,) = grpo.claims()
     assert (claim.name, claim.verdict, claim.number) == ("rehearsed", "unproved", "no group was kept")
+
+
+REMEMBERING = """
+from rlflow import flow, loss, row, stage, table
+import torch
+
+@loss
+def gain(new, advantages):
+    return -new.logprobs * advantages, {}
+
+@stage(gives="advantages")
+def over_level(scores, mask, level):
+    return torch.where(mask, (scores - FACTOR * level)[:, None], 0.0)
+
+@flow(keeps=lambda hp: {"seen": table(level=0.0)})
+def remembering(prompts, actor, reward, seen):
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch)
+    batch |= seen.read(batch)
+    batch |= over_level(batch)
+    seen.write(batch.drop("level").rename(scores="level"), level="last")
+    actor.update(batch, gain)
+"""
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [("1", "proved"), ("0", "unproved")])
+def test_a_read_of_a_table_reaches_the_update(tmp_path, factor, verdict):
+    (tmp_path / "kept.py").write_text(REMEMBERING.replace("FACTOR", factor))
+    with contextlib.closing(
+        prepared(tmp_path, str(tmp_path / "kept.py"), backend="null", prompts=4, prove="off")
+    ) as context:
+        claims = [claim for claim in FlowClaims(dry_runs(context)).claims() if claim.name == "memory-reaches"]
+        assert [len(table) for table in context.engine.memory.values()] == [0]  # a proof writes nothing
+    assert [(claim.subject, claim.verdict) for claim in claims] == [("seen.read", verdict)]
