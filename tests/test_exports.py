@@ -64,6 +64,8 @@ OTHERS = {
     "choose",
     "encode",
     "concat",  # rows of rows
+    "table",
+    "ema",  # what is kept across iterations
     "post",  # for tools and rewards that call a server
     "run",
     "roles",
