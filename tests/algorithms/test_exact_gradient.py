@@ -35,6 +35,7 @@ from rlflow.algorithms import (
     remax,
     rloo,
     sapo,
+    spo,
     topr,
     vapo,
     vineppo,
@@ -111,6 +112,7 @@ LOSSES = {
     "vineppo": (vineppo.policy_loss, {"clip": 0.2, "beta": 0.0}),
     "sapo": (sapo.policy_loss, {"tau_pos": 1.0, "tau_neg": 1.05}),
     "topr": (topr.policy_loss, {}),
+    "spo": (spo.policy_loss, {"low": 0.2, "high": 0.28}),
     "critique": (critique.policy_loss, {"clip": 0.2}),
     "debate": (debate.policy_loss, {"clip": 0.2}),
 }
@@ -168,6 +170,12 @@ def test_reinforce_pp_is_unbiased_before_whitening(policy, reference):
     returns = reinforce_pp.reward_to_go(charged, ONES)
     got = expected(policy, returns, ALONE, policy.probabilities().detach(), "reinforce_pp")
     torch.testing.assert_close(got, penalised(policy, reference, 0.3), **EXACT)
+
+
+def test_spo_with_any_value_has_the_true_direction(policy):
+    advantages = spo.compare(SCORES, torch.full((9,), 0.7, dtype=torch.float64), ONES)
+    got = expected(policy, advantages, ALONE, policy.probabilities().detach(), "spo")
+    torch.testing.assert_close(got * (SCORES.var() + 1e-8).sqrt(), policy.true_gradient(SCORES), **EXACT)
 
 
 def penalised(policy, reference, beta):

@@ -113,7 +113,8 @@ def watched(flow, hp, calls):
     """Return the roles of a flow on the null backend. Their engine records each call of a stage or loss and
     runs no update.
     """
-    roles = rlflow.roles(flow, hp, backend="null", prompts=8)
+    prompts = 8 if hasattr(hp, "samples") else 24  # a similar number of rows
+    roles = rlflow.roles(flow, hp, backend="null", prompts=prompts)
     engine = roles.prepared.engine
     for name, model in engine.models.items():
         model.trainer = model.trainer and Role(name)
@@ -146,9 +147,7 @@ def settings_of(flow):
 
 @lru_cache
 def recorded(name):
-    """Return each distinct call of a stage or loss by the algorithm, from an eager iteration on 8 prompts or
-    pairs per setting.
-    """
+    """Return each distinct call of a stage or loss by the algorithm, from an eager iteration per setting."""
     flow, found, calls = load_flow(name), {}, []
     every = settings_of(flow)
     roles = watched(flow, every[0], calls)

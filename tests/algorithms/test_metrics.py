@@ -24,6 +24,7 @@ from rlflow.algorithms import (
     reward_model,
     rloo,
     sft,
+    spo,
 )
 
 RATIOS = [0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 1.27, 1.29, 6.0]
@@ -39,6 +40,7 @@ CLIPPED = {
     "prime": (prime.policy_loss, {"clip": 0.2}, BOTH),
     "clip_cov": (clip_cov.policy_loss, {"form": "clip", "clip": 0.2, "beta": 1.0}, BOTH),
     "dapo": (dapo.policy_loss, {"low": 0.2, "high": 0.28}, [0.5, 0.79, 1.29, 6.0]),
+    "spo": (spo.policy_loss, {"low": 0.2, "high": 0.28}, [0.5, 0.79, 1.29, 6.0]),
     "gspo": (gspo.policy_loss, {"low": 0.2, "high": 0.28}, [0.5, 0.79, 1.29, 6.0]),
     "cispo": (cispo.policy_loss, {"cap": 5.0}, [6.0]),
 }

@@ -1,0 +1,145 @@
+"""Algorithms that keep tables: what three iterations read, train on and store, computed by hand."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+import rlflow
+from rlflow.algorithms import spo
+from rlflow.author.load import load_flow
+from rlflow.backends.null import Trainer
+from rlflow.training.protocols import ModelSpec
+
+
+class Moving(Trainer):
+    """A policy whose log-probs fall by 0.06 with each optimizer step."""
+
+    def _column(self, name, batch):
+        data = super()._column(name, batch)
+        return dataclasses.replace(data, value=data.value - 0.06 * self.steps)
+
+
+class Traced:
+    """A flow on the null backend, with scores that a test gives."""
+
+    def __init__(self, name, hp, folder, records, trainer=Trainer, **options):
+        data = folder / "records.jsonl"
+        data.write_text("".join(json.dumps({"prompt": text, "answer": "0"}) + "\n" for text in records))
+        self.flow, self.columns, self.prompts = load_flow(name), {}, {}
+        hp = dataclasses.replace(self.flow.parameters.hp, **hp)
+        self.roles = rlflow.roles(
+            self.flow, hp, backend="null", data=str(data), held_out=0, out=str(folder), **options
+        )
+        self.engine = self.roles.prepared.engine
+        self.engine.models["actor"].trainer = trainer(ModelSpec(None))
+        self._stage, self.engine.stage = self.engine.stage, self.stage
+
+    def stage(self, of, batch, *rest):
+        """Run a stage, and keep the columns that it reads and gives."""
+        result = self._stage(of, batch, *rest)
+        self.columns[of.name] = batch | result[0]
+        return result
+
+    def iteration(self, scores):
+        """Run an iteration. ``scores``: the scores of each prompt's responses, by prompt_id."""
+
+        def scored(batch):
+            prompts, left = batch["prompt_id"].tolist(), {key: iter(row) for key, row in scores.items()}
+            self.prompts |= dict(zip(batch.axis.keys[:, 0].tolist(), prompts, strict=True))
+            return torch.tensor([next(left[prompt]) for prompt in prompts]), {}
+
+        self.engine.scorers = dict.fromkeys(self.engine.scorers, scored)
+        self.flow(self.roles.take(), **self.roles)
+
+    def seen(self, stage, column):
+        """Return a column of a stage's rows, sorted by prompt_id and sample. Of a token column, the value at
+        the first token.
+        """
+        batch = self.columns[stage]
+        order = sorted(
+            range(len(batch)),
+            key=lambda row: (self.prompts[int(batch.axis.keys[row, 0])], *batch.axis.keys[row, 1:].tolist()),
+        )
+        values = batch[column] if batch[column].dim() == 1 else batch[column][:, 0]
+        return pytest.approx(values[order].tolist(), abs=1e-5, nan_ok=True)
+
+    def stored(self, table):
+        """Return the numbers of a table by key."""
+        part = self.engine.memory[table].latest
+        return {
+            key: pytest.approx(row, abs=1e-5)
+            for key, row in zip(part.keys.tolist(), part.values.tolist(), strict=True)
+        }
+
+
+NAN = math.nan
+
+
+@pytest.fixture
+def traced(tmp_path):
+    runs = []
+
+    def start(name, hp, records, **options):
+        runs.append(Traced(name, hp, tmp_path, records, **options))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.roles.close()
+
+
+def test_spo_tracks_the_expected_score_of_each_prompt(traced):
+    """Each update moves the policy by 0.06 nats per token, which halves the evidence. The third prompt gets no
+    score at first, so at its second visit the policy has moved by 0.12, and a quarter of the evidence stays.
+    """
+    run = traced("spo", {"max_tokens": 4, "keep_low": 0.125}, "abc", trainer=Moving, prompts=3)
+    run.iteration({0: [1.0], 1: [0.0], 2: [NAN]})
+    assert run.seen("compare", "value") == [0.5, 0.5, 0.5]
+    assert run.seen("compare", "advantages") == [0.707107, -0.707107, NAN]  # gains ±1/2, deviation √(1/2)
+    # value, evidence, moved: (0.5 · 0.5 + 1) / 1.5 and (0.5 · 0.5 + 0) / 1.5
+    assert run.stored("tracker") == {0: [5 / 6, 1.5, 0.06], 1: [1 / 6, 1.5, 0.06]}
+
+    run.iteration({0: [1.0], 1: [1.0], 2: [0.0]})
+    assert run.seen("compare", "value") == [5 / 6, 1 / 6, 0.5]
+    assert run.seen("compare", "advantages") == [0.0, 1.0, -1.0]  # gains 1/6, 5/6, -1/2, deviation 2/3
+    assert run.stored("tracker") == {
+        0: [(0.5 * 1.25 + 1) / 1.75, 0.5 * 1.5 + 1, 0.12],
+        1: [(0.5 * 0.25 + 1) / 1.75, 0.5 * 1.5 + 1, 0.12],
+        2: [(0.25 * 0.5 + 0) / 1.25, 0.25 * 1 + 1, 0.12],
+    }
+
+    run.iteration({0: [0.0], 1: [1.0], 2: [1.0]})
+    assert run.seen("compare", "value") == [1.625 / 1.75, 1.125 / 1.75, 0.1]
+    # gains -0.928571, 0.357143, 0.9: mean 0.109524, deviation 0.939098
+    assert run.seen("compare", "advantages") == [-1.105417, 0.263678, 0.841740]
+    assert run.stored("tracker") == {
+        0: [(0.5 * 1.625 + 0) / 1.875, 1.875, 0.18],
+        1: [(0.5 * 1.125 + 1) / 1.875, 1.875, 0.18],
+        2: [(0.5 * 0.125 + 1) / 1.625, 1.625, 0.18],
+    }
+
+
+def test_spo_stores_the_posterior_of_its_authors():
+    """They count discounted wins α and losses β: α ← ρα + r and β ← ρβ + 1 - r, with ρ = 2^(-D / half) between
+    its bounds. The table has α / (α + β) and α + β.
+    """
+    wins, losses, moved = (torch.tensor(x, dtype=torch.float64) for x in ([0.5, 3.0], [0.5, 1.0], [0.0, 0.2]))
+    for _ in range(4):
+        scores = torch.tensor([0.25, 1.0], dtype=torch.float64)
+        now = moved.max() + 0.03
+        value, evidence, moved_then, _ = spo.track(
+            scores, wins / (wins + losses), wins + losses, moved, now, half=0.06, low=0.3, high=0.96
+        )
+        rho = torch.tensor([max(0.3, min(0.96, 2 ** (-float(now - then) / 0.06))) for then in moved])
+        wins, losses, moved = rho * wins + scores, rho * losses + 1 - scores, moved_then
+        torch.testing.assert_close(value, wins / (wins + losses))
+        torch.testing.assert_close(evidence, wins + losses)
+
+
+def test_spo_counts_a_prompt_that_an_iteration_has_twice_as_its_mean(traced):
+    run = traced("spo", {"max_tokens": 4, "keep_low": 0.5, "keep_high": 0.5}, "a", prompts=2)
+    run.iteration({0: [1.0, 0.5]})
+    assert run.stored("tracker") == {0: [(0.5 * 0.5 + 0.75) / 1.5, 1.5, 0.0]}
