@@ -63,9 +63,10 @@ OTHERS = {
     "ask",
     "choose",
     "encode",
-    "concat",  # rows of rows
+    "buffer",
     "table",
-    "ema",  # what is kept across iterations
+    "ema",  # what a flow keeps
+    "concat",  # rows of rows
     "post",  # for tools and rewards that call a server
     "run",
     "roles",

@@ -139,6 +139,16 @@ class Data:
         return Data(kind, value)
 
 
+def empty(kind: Kind) -> Data:
+    """Return a column of this kind with no rows."""
+    if kind.level is Level.TEXT:
+        return Data(kind, ())
+    value = torch.zeros(0, dtype=getattr(torch, kind.dtype or "float32"))
+    return Data(
+        kind, value, torch.zeros(0, dtype=torch.int64) if kind.level in (Level.TOKEN, Level.PROMPT) else None
+    )
+
+
 def group_column(axis: Axis) -> Data:
     """Make the column ``group`` for an axis."""
     return Data(TABLE["group"].kind, axis.group_numbers)

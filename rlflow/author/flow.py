@@ -11,7 +11,7 @@ from typing import Any, overload
 
 from rlflow.author import source_lines
 from rlflow.author.columns import Kind, checked_kinds
-from rlflow.author.memory import Table
+from rlflow.author.memory import Kept
 from rlflow.author.scope import current, engines
 from rlflow.errors import FlowError, Place, Problem, nearest
 
@@ -42,7 +42,7 @@ class Flow:
     data: Mapping[str, Kind] = field(default_factory=dict)
     state: Callable[[Any], Mapping[str, float]] | None = None
     evaluate: Callable[..., Any] | None = None
-    keeps: Callable[[Any], Mapping[str, Table]] | None = None
+    keeps: Callable[[Any], Mapping[str, Kept]] | None = None
     trains: bool = True  # False: the flow need not update a role; `rlflow eval` has such a flow
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class Flow:
             tuple(name for name in roles if name in kept),
         )
 
-    def kept(self, hp: Any) -> dict[str, Table]:
+    def kept(self, hp: Any) -> dict[str, Kept]:
         """Return what the flow keeps across iterations with the settings ``hp``, by the name of its parameter.
 
         Raises FlowError if ``keeps`` raises, or returns something else, or names no parameter of the flow.
@@ -139,7 +139,7 @@ class Flow:
             raise FlowError(self._wrong_keeps(f"{type(error).__name__}: {error}")) from error
         names = [name for name in inspect.signature(self.function).parameters if name != "hp"][1:]
         for name, value in kept.items():
-            if not isinstance(value, Table):
+            if not isinstance(value, Kept):
                 raise FlowError(self._wrong_keeps(f"{name!r}: {value!r}"))
             if name not in names:
                 raise FlowError(
@@ -158,11 +158,11 @@ class Flow:
     def _wrong_keeps(self, found: str) -> Problem:
         return Problem(
             "keeps",
-            f"what flow '{self.name}' keeps is not declared as tables",
+            f"what flow '{self.name}' keeps is not declared as tables or buffers",
             self.place,
             found=found,
             expected='a function of the settings that returns {"seen": table(key="prompt_id", wins=0.0)}',
-            remedy="write @flow(keeps=lambda hp: {…}) with table(…) for each name",
+            remedy="write @flow(keeps=lambda hp: {…}) with table(…) or buffer(…) for each name",
         )
 
 
@@ -173,7 +173,7 @@ def flow(
     *,
     data: Mapping[str, Kind] | None = None,
     state: Callable[[Any], Mapping[str, float]] | None = None,
-    keeps: Callable[[Any], Mapping[str, Table]] | None = None,
+    keeps: Callable[[Any], Mapping[str, Kept]] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Flow]: ...
 def flow(
@@ -182,7 +182,7 @@ def flow(
     *,
     data: Mapping[str, Kind] | None = None,
     state: Callable[[Any], Mapping[str, float]] | None = None,
-    keeps: Callable[[Any], Mapping[str, Table]] | None = None,
+    keeps: Callable[[Any], Mapping[str, Kept]] | None = None,
     evaluate: Callable[..., Any] | None = None,
 ) -> Any:
     """Turn a function of (prompts, roles…, hp) into a flow.
@@ -192,8 +192,8 @@ def flow(
     state: a function that takes the settings and returns name → initial value. rlflow carries these scalars
     over from each iteration to the next.
 
-    keeps: a function that takes the settings and returns name → `table`. The flow has a parameter of each
-    name, and reads and writes it: what an iteration writes, the next one reads.
+    keeps: a function that takes the settings and returns name → `table` or `buffer`. The flow has a
+    parameter of each name, and reads and writes it: what an iteration writes, the next one reads.
 
     evaluate: a function ``body(prompts, roles…) -> batch`` that replaces the usual evaluation of held-out
     prompts. Its batch must have the column ``scores``.

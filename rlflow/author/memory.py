@@ -69,6 +69,9 @@ class Buffer:
         return f"a buffer of {self.bound} {self.unit}{age}, {first}"
 
 
+Kept = Table | Buffer  # what ``@flow(keeps=…)`` may declare
+
+
 REDUCERS = {name: Reducer(name) for name in ("add", "last", "max", "min", "set")}
 
 

@@ -37,7 +37,7 @@ from rlflow.compiler.placement import Parallel, Placement
 from rlflow.compiler.spans import RankSpan
 from rlflow.errors import RemoteError
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
-from rlflow.execution.lineage import group_of_joined, per_row
+from rlflow.execution.lineage import group_of_joined, only_part, per_row, with_rows
 from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
 from rlflow.execution.row_ledger import UpdateRows
 from rlflow.execution.summary import IterationSummary
@@ -360,6 +360,9 @@ class ClusterEngine(Engine):
         A column that has the same stored name in every part stays on its workers. All others are copied to
         one rank.
         """
+        if (only := only_part(parts)) is not None:
+            return only
+        parts = with_rows(parts)
         axis = Axis.join([part.axis for part in parts])
         pool = self._nearest(parts[0], call_options).name
         parts = [self.spread(self.per_row(part), pool) for part in parts]

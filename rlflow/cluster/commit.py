@@ -18,6 +18,7 @@ from rlflow.cluster.rpc.wire_tensors import unpack_tensors
 from rlflow.cluster.weights.sharded_models import MOVE_SECONDS, RemoteTrainer
 from rlflow.errors import Dead, RemoteError
 from rlflow.execution.lookahead import Ahead
+from rlflow.execution.memory.saved import pack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,6 +107,7 @@ class Workers:
         for copy in states.values():
             copy.size.add_done_callback(self._count)
         versions = {role: model.version for role, model in self.engine.models.items()}
+        pack(self.engine.memory, self.engine)
         return Commit(states, versions, self.ahead.saved(iteration) if self.ahead else None)
 
     def _count(self, size: Future[int]) -> None:

@@ -2,8 +2,12 @@
 
 Every count of trained or dropped rows comes from this account. Each row has exactly one outcome; being
 truncated, clipped or unscored is an attribute of a row, not an outcome. The outcomes add up to the rows that
-were sampled, carried over from earlier iterations, put in place of sampled rows by a stage, or encoded from
-text. Tokens that a stage masks out of a trained row are counted separately, as dropped by that stage.
+were sampled, carried over from earlier iterations, drawn from a buffer, put in place of sampled rows by a
+stage, or encoded from text. Tokens that a stage masks out of a trained row are counted separately, as dropped by
+that stage.
+
+Rows that are put into a buffer are counted under the buffer's name, in addition to their outcome. Over all
+iterations, the rows that were put are those that the buffer still has and those that left it.
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ from rlflow.author.axis import Axis
 REPLACED = "replaced by a stage"
 
 
+LATER = ("placed", "stored")  # counts that an account without them omits
+
+
 class RowOutcome(StrEnum):
     """The outcome of a sampled row."""
 
@@ -34,6 +41,7 @@ class RowOutcome(StrEnum):
     SURPLUS = "surplus"  # kept by a `repeat` beyond the groups it needs, then dropped
     STALE = "stale"  # carried over until its weights were too old
     CARRIED = "carried on"  # carried over into a later iteration
+    EVICTED = "evicted"  # left a buffer, for the named cause
 
 
 class End(NamedTuple):
@@ -81,11 +89,12 @@ class RowAccount:
     """The row counts of an iteration, by the node that sampled the rows."""
 
     sampled: dict[str, Count] = field(default_factory=dict)  # all rows that the node sampled
-    # rows of the node that earlier iterations carried over
+    # rows of the node that earlier iterations carried over, or that the node drew from a buffer
     opened: dict[str, Count] = field(default_factory=dict)
     # rows that were not sampled, by node: a stage put them in place of sampled rows, or `encode` made them
     placed: dict[str, Count] = field(default_factory=dict)
     ends: dict[tuple[str, End], Count] = field(default_factory=dict)  # outcomes of the node's rows
+    stored: dict[str, Count] = field(default_factory=dict)  # rows that were put into a buffer, by buffer
 
     def sample(self, source: str, count: Count) -> None:
         """Add rows that the node ``source`` sampled."""
@@ -98,6 +107,10 @@ class RowAccount:
     def place(self, source: str, count: Count) -> None:
         """Add rows that the stage ``source`` put in place of sampled rows, or that it encoded from text."""
         self.placed[source] = self.placed.get(source, Count()).plus(count)
+
+    def store(self, buffer: str, count: Count) -> None:
+        """Add rows that were put into a buffer."""
+        self.stored[buffer] = self.stored.get(buffer, Count()).plus(count)
 
     def end(self, source: str, end: End, count: Count) -> None:
         """Record ``count`` rows, or single tokens, as having ended with the outcome ``end``.
@@ -115,6 +128,8 @@ class RowAccount:
             self.open(source, count)
         for source, count in other.placed.items():
             self.place(source, count)
+        for source, count in other.stored.items():
+            self.store(source, count)
         for (source, end), count in other.ends.items():
             self.end(source, end, count)
 
@@ -157,18 +172,18 @@ class RowAccount:
             }
             for (source, end), count in sorted(self.ends.items())
         ]
-        placed = {"placed": _plain(self.placed)} if self.placed else {}
-        return {"sampled": _plain(self.sampled), "opened": _plain(self.opened), **placed, "fates": ends}
+        more = {name: _plain(counts) for name in LATER if (counts := getattr(self, name))}
+        return {"sampled": _plain(self.sampled), "opened": _plain(self.opened), **more, "fates": ends}
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> RowAccount:
         """Rebuild an account from what ``as_json`` returned. Raises ValueError for any other values."""
         try:
             account = RowAccount(
-                *(
-                    {name: _count(count) for name, count in values.get(which, {}).items()}
-                    for which in ("sampled", "opened", "placed")
-                )
+                **{
+                    which: {name: _count(count) for name, count in values.get(which, {}).items()}
+                    for which in ("sampled", "opened", *LATER)
+                }
             )
             for entry in values["fates"]:
                 end = End(RowOutcome(entry["fate"]), *(str(entry.get(name, "")) for name in End._fields[1:]))

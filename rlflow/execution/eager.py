@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rlflow.author import methods, scope
+from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
 from rlflow.author.columns import CLOCK, OF_PROMPTS, Kind, Level, fits, row, text
 from rlflow.author.figures import Figure, Of
@@ -28,9 +29,8 @@ from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import RowAccount
 from rlflow.execution.apply import apply_stage, failing
 from rlflow.execution.computed import as_numbers
-from rlflow.execution.engine import CallOptions, Engine, Metrics, model_reads, reads
+from rlflow.execution.engine import CallOptions, Engine, KeptMemory, Metrics, model_reads, reads
 from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
-from rlflow.execution.memory.tables import KeptTable
 from rlflow.execution.not_due import none_of, present, there, without_rows
 from rlflow.execution.repeat import RepeatNames, repeat_groups
 from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated, figures
@@ -254,16 +254,21 @@ class Session:
     metrics: Metrics = field(default_factory=dict)
     calls: int = 0
     within: bool = False  # a `repeat` body is running
-    memory: dict[str, KeptTable] = field(default_factory=dict)  # what the iteration wrote
     idle: bool = False  # the body of a `repeat` that isn't due is called, so that its calls are counted
+    memory: dict[str, KeptMemory] = field(default_factory=dict)  # what the iteration wrote
+    puts: set[str] = field(default_factory=set)  # buffers into which the iteration has put rows
+    drawn: list[Axis] = field(default_factory=list)  # axes with rows that were drawn from buffers
     _names: dict[str, int] = field(default_factory=dict)
     _tallies: dict[Figure, PartialMetric] = field(default_factory=dict)
 
-    def next_call(self, name: str) -> tuple[int, str]:
-        """Count a call of ``name``. Return its number in program order and the name of its node."""
+    def next_call(self, name: str, counts: bool = True) -> tuple[int, str]:
+        """Return the number of a call of ``name`` in program order, and the name of its node.
+
+        ``counts``: whether the call takes a number, as in ``GraphRecorder.add``.
+        """
         count = self._names[name] = self._names.get(name, 0) + 1
-        self.calls += 1
-        return self.calls - 1, name if count == 1 else f"{name}#{count}"
+        self.calls += counts
+        return self.calls - counts, name if count == 1 else f"{name}#{count}"
 
     def due(
         self, node: str, settings: Mapping[str, Any], own: Container[str] = ()
@@ -392,13 +397,23 @@ class Session:
     def concat(self, batches: Sequence[Any]) -> Batch:
         """Return one batch with the rows of all batches."""
         parts = [real("concat", batch) for batch in batches]
-        self.next_call("concat")
+        drawn = any(self._is_drawn(part.axis) for part in parts)
+        self.next_call("concat", counts=not drawn)
         if (idle := next((part for part in parts if not part.axis.made), None)) is not None:
             return without_rows(idle)
         none = {name: data for part in parts for name, data in part.data.items() if data.value is None}
-        joined = joined_rows([part.drop(*(none.keys() & part.data.keys())) for part in parts])
-        shared = {name: data for name, data in none.items() if all(name in part for part in parts)}
+        parts = [part.drop(*(none.keys() & part.data.keys())) for part in parts]
+        names = [name for name in parts[0].data if all(name in part for part in parts)]
+        joined = self.engine.concat([part.select(*names) for part in parts])
+        self.drawn += [joined.axis] if drawn else []
+        shared = {name: data for name, data in none.items() if all(name in part for part in batches)}
         return Batch(joined.axis, joined.data | shared)
+
+    def _is_drawn(self, axis: Axis) -> bool:
+        """Return True if some rows of an axis come from a buffer."""
+        return any(axis is drawn for drawn in self.drawn) or (
+            axis.parent is not None and axis.step == "taken" and self._is_drawn(axis.parent)
+        )
 
     def follows(self, batch: Batch, *columns: str) -> bool:
         """Return True if a call without a schedule isn't due, because its rows or columns aren't there."""
@@ -588,7 +603,7 @@ class Memory:
 
     @property
     def _spec(self) -> Table:
-        return self._engine.memory[self._name].spec
+        return self._engine.table(self._name).spec
 
     def _call(self, method: str, batch: Any) -> tuple[Session, str, Batch]:
         """Count a call of ``method``. Return its session, the name of its node, and the batch."""

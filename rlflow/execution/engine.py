@@ -21,14 +21,15 @@ from rlflow.author.columns import CLOCK, Kind, Level
 from rlflow.author.figures import Figure
 from rlflow.author.loss import Loss
 from rlflow.author.memory import NUMBER, Reducer
-from rlflow.author.node_options import ChooseOptions, EncodeOptions, UpdateOptions
+from rlflow.author.node_options import ChooseOptions, DrawOptions, EncodeOptions, UpdateOptions
 from rlflow.author.seeds import derived
 from rlflow.author.stage import Stage
 from rlflow.compiler.spans import RankSpan
 from rlflow.errors import listed
 from rlflow.execution import episodes
 from rlflow.execution.follow_ups import Asking, Roles, encoded_prompts, encoded_responses
-from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, per_row
+from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, only_part, per_row, with_rows
+from rlflow.execution.memory.buffers import KeptBuffer
 from rlflow.execution.memory.tables import KeptTable
 from rlflow.execution.offload_manager import OffloadManager
 from rlflow.execution.role_model import RoleModel
@@ -41,6 +42,7 @@ from rlflow.rewards.environments.environment_pool import EnvironmentPool
 from rlflow.training.protocols import Sampling
 
 Metrics = dict[Figure, float]
+KeptMemory = KeptTable | KeptBuffer
 
 
 class Scorer(Protocol):
@@ -75,7 +77,7 @@ class FlowState:
     """What a flow carries over from one iteration to the next: its state scalars, and what it keeps."""
 
     scalars: Mapping[str, float] = field(default_factory=dict)
-    memory: Mapping[str, KeptTable] = field(default_factory=dict)
+    memory: Mapping[str, KeptMemory] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,13 @@ class Engine:
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # role → environments that answer the role between its turns
     environments: Mapping[str, EnvironmentPool] = field(default_factory=dict)
-    memory: Mapping[str, KeptTable] = field(default_factory=dict)  # what the flow keeps, by name
+    memory: Mapping[str, KeptMemory] = field(default_factory=dict)  # what the flow keeps, by name
 
     def at(
         self,
         iteration: int,
         weights: Mapping[str, Any] | None = None,
-        memory: Mapping[str, KeptTable] | None = None,
+        memory: Mapping[str, KeptMemory] | None = None,
     ) -> Self:
         """Return an engine for the calls of another iteration.
 
@@ -160,8 +162,11 @@ class Engine:
         other.seed, other.drawn = derived(self.seed, "evaluation"), 0
         return other
 
-    def seed_of(self, call: int) -> int:
-        """Return the seed of a call in this iteration. ``call``: the number of the call in program order."""
+    def seed_of(self, call: int | str) -> int:
+        """Return the seed of a call in this iteration.
+
+        ``call``: the number of the call in program order, or the name of a draw from a buffer.
+        """
         return derived(self.seed, self.iteration if self.drawn is None else self.drawn, call)
 
     def generate(
@@ -302,14 +307,55 @@ class Engine:
         if stage.on and not stage.pure:
             self.models[stage.on].version += 1
 
-    def keep(self, scalars: Mapping[str, float], memory: Mapping[str, KeptTable]) -> None:
+    def keep(self, scalars: Mapping[str, float], memory: Mapping[str, KeptMemory]) -> None:
         """End an iteration of the flow: take over the scalars that it set, and what it wrote."""
         self.state |= scalars
         self.memory = {**self.memory, **memory}
 
+    def table(self, name: str) -> KeptTable:
+        """Return the table that the flow keeps under this name."""
+        table = self.memory[name]
+        assert isinstance(table, KeptTable)
+        return table
+
+    def buffer(self, name: str) -> KeptBuffer:
+        """Return the buffer that the flow keeps under this name."""
+        kept = self.memory[name]
+        assert isinstance(kept, KeptBuffer)
+        return kept
+
+    def draw(self, name: str, node: str, options: DrawOptions) -> tuple[Batch, Tensor, PartialMetrics]:
+        """Draw rows from the buffer ``name``.
+
+        ``node``: the name of the call, which determines the seed. Returns the rows, their numbers for
+        ``KeptBuffer.after_draw``, and metrics: the number of rows, and the means of their age and of how often
+        they were drawn before.
+        """
+        kept = self.buffer(name)
+        which = kept.chosen(self.iteration, self.seed_of(node), options)
+        rows = kept.rows(self, which, self.iteration)
+        entries = kept.entries.take(which)
+        ages = {"age": self.iteration - entries.sampled, "drawn": entries.drawn} if len(which) else {}
+        metrics: dict[str | Figure, PartialMetric] = {"rows": PartialMetric.sum(float(len(which)))}
+        metrics |= {each: PartialMetric.of(values.double()) for each, values in ages.items()}
+        return rows, entries.row, metrics
+
+    def put(self, before: KeptBuffer, batch: Batch) -> tuple[KeptBuffer, PartialMetrics]:
+        """Return a buffer as it will be after this iteration has put a batch, and metrics. Nothing changes yet.
+
+        The metrics are the numbers of rows that the buffer has, that were put, and that left it, by cause.
+        """
+        after = before.after_put(self, batch, self.iteration)
+        gone = {
+            cause: getattr(after.totals, cause).rows - getattr(before.totals, cause).rows
+            for cause in ("age", "room", "choice")
+        }
+        sizes = {"rows": len(after), "put": len(batch)} | {f"left_{cause}": gone[cause] for cause in gone}
+        return after, {size: PartialMetric.sum(float(count)) for size, count in sizes.items()}
+
     def read(self, name: str, batch: Batch, call_options: CallOptions = HERE) -> Batch:
         """Return the columns of the table ``name`` for the rows of a batch, whose column ``key`` has the keys."""
-        columns = self.memory[name].read(self.gather(batch)["key"])
+        columns = self.table(name).read(self.gather(batch)["key"])
         result = Batch(batch.axis, {column: Data(NUMBER, value) for column, value in columns.items()})
         return self.spread(result, self.near(batch, call_options))
 
@@ -321,7 +367,7 @@ class Engine:
         ``batch``: the keys in the column ``key``, and the columns to write. ``reducers``: by column. The
         metrics are the number of keys in the table, and of keys that are new.
         """
-        rows, before = self.gather(batch), self.memory[name]
+        rows, before = self.gather(batch), self.table(name)
         columns = {column: rows[column] for column in reducers}
         after = before.written(self.iteration, rows["key"], columns, reducers, batch.axis.keys)
         sizes = {"keys": len(after), "new_keys": len(after) - len(before)}
@@ -500,8 +546,12 @@ class Engine:
         }
 
     def concat(self, parts: Sequence[Batch], call_options: CallOptions = HERE) -> Batch:
-        """Concatenate batches with the same columns into one."""
-        return joined_rows(parts)
+        """Concatenate batches with the same columns into one.
+
+        Parts without rows are left out. If only one part is left, it's returned as it is.
+        """
+        part = only_part(parts)
+        return joined_rows(with_rows(parts)) if part is None else part
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:

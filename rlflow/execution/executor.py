@@ -387,6 +387,7 @@ class PlanRun:
             for slot in graph.state
         }
         self.outcome.account.add(self.ledger.account())
+        self.ledger.store(self.outcome.account)
         if graph.results:
             self._take_results()
 

@@ -11,8 +11,7 @@ from rlflow.author.figures import Figure, Of
 from rlflow.compiler.graph.model import Column, Graph, Node, Op
 from rlflow.compiler.spans import RankSpan, Span
 from rlflow.execution.account import RowAccount
-from rlflow.execution.engine import Metrics
-from rlflow.execution.memory.tables import KeptTable
+from rlflow.execution.engine import KeptMemory, Metrics
 from rlflow.execution.row_figures import ScoredRecords
 from rlflow.execution.row_ledger import sampler_of
 from rlflow.execution.summary import IterationSummary
@@ -37,7 +36,7 @@ class Outcome:
     # role in ``policies``, or an empty name → which of the recorded columns are scores
     judged: dict[str, ScoredRecords] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
-    memory: dict[str, KeptTable] = field(default_factory=dict)  # what the iteration wrote
+    memory: dict[str, KeptMemory] = field(default_factory=dict)  # what the iteration wrote
     summary: IterationSummary = field(default_factory=IterationSummary)
     account: RowAccount = field(default_factory=RowAccount)
     sampler: str = ""  # role that sampled the recorded completions, if several roles sample

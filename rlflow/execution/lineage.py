@@ -115,6 +115,20 @@ def per_row(data: Data, axis: Axis) -> Data:
     return replace(data, kind=Kind(Level.ROW, data.kind.dtype), value=data.value[axis.slots])
 
 
+def with_rows(parts: Sequence[Batch]) -> list[Batch]:
+    """Return the batches that have rows, or only the first one if none has."""
+    return [part for part in parts if len(part)] or [parts[0]]
+
+
+def only_part(parts: Sequence[Batch]) -> Batch | None:
+    """Return the only batch with rows, as if it were the joined one, or None if there are several."""
+    filled = with_rows(parts)
+    if len(filled) > 1 or len(parts) == 1:
+        return None
+    [part] = filled
+    return Batch(part.axis, part.data | group_of_joined(part.axis, [part]))
+
+
 def joined_rows(parts: Sequence[Batch]) -> Batch:
     """Concatenate batches, keeping the columns that all of them have.
 

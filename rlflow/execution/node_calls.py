@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlflow.author.batch import Batch
+from rlflow.author.batch import Batch, empty
+from rlflow.author.columns import Kind, Level
 from rlflow.author.memory import Reducer
 from rlflow.author.node_options import (
     AskOptions,
     ChooseOptions,
+    DrawOptions,
     EncodeOptions,
     GenerateOptions,
     RepeatOptions,
@@ -22,6 +24,7 @@ from rlflow.compiler.graph.model import Column, Node, Op
 from rlflow.errors import SkipIteration
 from rlflow.execution.computed import sampling_of, with_numbers
 from rlflow.execution.engine import CallOptions
+from rlflow.execution.memory.buffers import KeptBuffer
 from rlflow.execution.repeat import RepeatNames, repeat_groups
 from rlflow.execution.row_ledger import PlacedRows, placer_of, source_of
 from rlflow.execution.store import after_one_step
@@ -154,6 +157,31 @@ def _write(run: PlanRun, node: Node, batch: Batch) -> tuple[None, PartialMetrics
     return None, metrics
 
 
+def _draw(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+    name = str(node.memory)
+    rows, numbers, metrics = run.engine.draw(name, node.name, node.options(DrawOptions))
+    run.outcome.memory[name] = _buffer(run, name).after_draw(numbers)
+    if not len(rows):  # columns without rows, for later nodes
+        none = {output.source: empty(output.kind or Kind(Level.ROW)) for output in node.outputs}
+        rows = Batch(rows.axis, none | rows.data)
+    return run.engine.spread(rows, run.plan.home.get(node.id)), metrics
+
+
+def _buffer(run: PlanRun, name: str) -> KeptBuffer:
+    """Return a buffer as this iteration has changed it so far."""
+    kept = run.outcome.memory.get(name)
+    return kept if isinstance(kept, KeptBuffer) else run.engine.buffer(name)
+
+
+def _put(run: PlanRun, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
+    name = str(node.memory)
+    before = _buffer(run, name)
+    after, metrics = run.engine.put(before, batch)
+    run.outcome.memory[name] = after
+    run.ledger.puts[node.id] = after.totals.since(before.totals)
+    return None, metrics
+
+
 def _repeat(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
     body = run.plan.bodies[node.id]
     states = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
@@ -183,4 +211,6 @@ PERFORM: dict[Op, Callable[[PlanRun, Node, Batch], tuple[Batch | None, PartialMe
     Op.CONCAT: _concat,
     Op.READ: _read,
     Op.WRITE: _write,
+    Op.DRAW: _draw,
+    Op.PUT: _put,
 }

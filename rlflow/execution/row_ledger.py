@@ -13,14 +13,16 @@ from torch import Tensor
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
+from rlflow.author.memory import Buffer
 from rlflow.author.node_options import ChooseOptions
 from rlflow.compiler.graph.ancestry import chosen_from, sources
 from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.execution.account import Count, End, RowAccount, RowOutcome
+from rlflow.execution.memory.buffers import BufferTotals
 from rlflow.execution.tally import PartialMetrics, known
 from rlflow.training.loss_rows import NO_LOSS, WITH_GROUP
 
-MAKERS = (Op.DATA, Op.GENERATE, Op.REPEAT, Op.ENCODE)  # nodes that make rows with tokens
+MAKERS = (Op.DATA, Op.GENERATE, Op.REPEAT, Op.ENCODE, Op.DRAW)  # nodes that make rows with tokens
 CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"}
 
 
@@ -89,6 +91,8 @@ class Ledger:
         self.updates: dict[int, UpdateRows] = {}
         # node → why each row's episode failed; empty if it didn't
         self.failed: dict[int, Sequence[str]] = {}
+        # put → what it stored, and what it made leave the buffer
+        self.puts: dict[int, BufferTotals] = {}
         # stage → which of its rows have tokens other than the sampled ones
         self.placed: dict[int, PlacedRows] = {}
         # `repeat` → bool [rows]: which of its rows a stage in its body put in place of sampled rows
@@ -139,6 +143,8 @@ class Ledger:
             here, elsewhere = (~gone, gone) if bool(gone.any()) else (None, None)
             if node.op is Op.ENCODE:
                 total.place(node.name, Count.of(axis, lengths))
+            elif node.op is Op.DRAW:
+                total.open(node.name, Count.of(axis, lengths))
             elif node.op is not Op.REPEAT:
                 total.sample(node.name, Count.of(axis, lengths, here, elsewhere))
             for name, own, others in self._sources(node, here, elsewhere):
@@ -149,6 +155,25 @@ class Ledger:
                 total.place(node.name, Count.of(self.axes[node.rows_axis], rows.lengths, rows.where))
                 outcomes[i].count(total, node.name, self.axes[node.rows_axis], rows.where)
         return total
+
+    def store(self, total: RowAccount) -> None:
+        """Add what was put into buffers to the account ``total``, and what left them.
+
+        Only for an iteration that has ended, because others change no buffer.
+        """
+        specs = {slot.name: slot.spec for slot in self.graph.memory}
+        for i, changes in self.puts.items():
+            node = self.graph.nodes[i]
+            name, spec = str(node.memory), specs[str(node.memory)]
+            assert isinstance(spec, Buffer)
+            total.store(name, changes.put)
+            causes = {
+                "too old": (changes.age, f"max_age={spec.max_age}"),
+                "no room": (changes.room, f"{spec.unit}={spec.bound}"),
+                "not chosen": (changes.choice, f"evict={spec.evict}"),
+            }
+            for cause, (count, setting) in causes.items():
+                total.end(name, End(RowOutcome.EVICTED, node.name, cause, setting), count)
 
     def _learns_from(self, stage: int) -> bool:
         """True if an update learns from the tokens returned by the stage with the id ``stage``."""

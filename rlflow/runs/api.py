@@ -27,6 +27,8 @@ from rlflow.data.data_spec import parse_sources
 from rlflow.data.first_records import Undecided, open_first
 from rlflow.errors import FlowError, PlanError, Problem
 from rlflow.execution.eager import Memory, Role
+from rlflow.execution.eager_buffer import EagerBuffer
+from rlflow.execution.memory.buffers import KeptBuffer
 from rlflow.monitoring.secrets import remember
 from rlflow.monitoring.trackers import check_tracker
 from rlflow.processes.addresses import Address, addresses
@@ -172,8 +174,18 @@ def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
     return Roles(
         context,
         {name: Role(name, context.engine, weights.get(name, 1.0)) for name in names}
-        | {name: Memory(name, context.engine) for name in flow.parameters.memories},
+        | {name: _memory(name, context) for name in flow.parameters.memories},
         settings_with_urls(hp, config.urls),
+    )
+
+
+def _memory(name: str, context: RunContext) -> Memory | EagerBuffer:
+    """Return the object that an eager flow gets for something that it keeps."""
+    engine, graph = context.engine, context.plan.graph
+    return (
+        EagerBuffer(name, engine, graph)
+        if isinstance(engine.memory[name], KeptBuffer)
+        else Memory(name, engine)
     )
 
 

@@ -287,7 +287,7 @@ def _in_process(
         asking=inputs.asking,
         sampling=inputs.sampling,
         environments=inputs.environments,
-        memory=empty(graph.memory, options.staleness),
+        memory=empty(graph.memory, options.staleness, graph.nodes),
     )
     scorers |= {name: bound.ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
     queues.do("control", partial(rewards.load_models, device, options))

@@ -22,6 +22,7 @@ from rlflow.errors import PlanError, RemoteError, SkipIteration, Stopped
 from rlflow.execution.account import RowAccount
 from rlflow.execution.engine import Engine, FlowState
 from rlflow.execution.iteration_outcome import Outcome
+from rlflow.execution.memory.saved import on_engine
 from rlflow.monitoring.reporter import Reporter
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.context import LoopTotals, RunContext, RunResult, RunStart
@@ -205,7 +206,8 @@ class Loop:
 
         ``state``: the loop's state before that iteration.
         """
-        self.context.engine.flow_state = state.flow_state
+        engine, flow_state = self.context.engine, state.flow_state
+        engine.flow_state = replace(flow_state, memory=on_engine(flow_state.memory, engine))
         counts = state.totals
         self.totals, self.last, self.skipped, self.guard.bad = (
             deepcopy(counts.totals),

@@ -88,7 +88,7 @@ def _of_account(account: RowAccount, nodes: Mapping[str, Node], role: str) -> di
         for (source, end), count in account.ends.items()
         if end.fate is RowOutcome.TRAINED
         and role in ("", nodes[end.node].role)
-        and not (sources and nodes[source].op is Op.ENCODE)  # no model sampled these rows
+        and not (sources and nodes[source].op in (Op.ENCODE, Op.DRAW))  # not sampled in this iteration
     )
     if not sources:
         return {"used": float(used)} if used else {}

@@ -207,7 +207,7 @@ def engine_of(
         asking=inputs.asking,
         sampling=inputs.sampling,
         environments=inputs.environments,
-        memory=empty(graph.memory, options.staleness),
+        memory=empty(graph.memory, options.staleness, graph.nodes),
         grace=GRACE,
         pools=pools,
         placement=placement,

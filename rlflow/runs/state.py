@@ -69,7 +69,7 @@ def snapshot(
         files |= {f"{role}/{name}": data for name, data in context.files.get(role, {}).items()}
     queue, rows = kept.queue or ({}, {})
     files |= {f"{QUEUE}/{name}": packed for name, packed in rows.items()}
-    memory, parts = saved(kept.flow_state.memory)
+    memory, parts = saved(kept.flow_state.memory, context.engine)
     files |= {f"{MEMORY}/{name}": packed for name, packed in parts.items()}
     state = {
         "prompts": queue.get("cursor", dict(cursor)),
@@ -187,7 +187,8 @@ def restore(context: RunContext, snapshot: Snapshot) -> RunStart:
     Raises PlanError if the data has changed or a role is missing.
     """
     restore_models(context, snapshot)
-    memory = restored(context.engine.memory, snapshot.state.get("memory", {}), _files(snapshot, MEMORY))
+    engine, state = context.engine, snapshot.state.get("memory", {})
+    memory = restored(engine.memory, state, _files(snapshot, MEMORY), engine)
     context.engine.flow_state = FlowState(snapshot.state["flow_state"], memory)
     context.prompts.load(snapshot.state["prompts"])
     if context.ahead is not None and snapshot.state["queue"]:

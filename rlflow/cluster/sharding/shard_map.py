@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rlflow.author.axis import Axis, stacked
 from rlflow.author.batch import Batch, Data
-from rlflow.author.columns import Kind, Level
 
 CACHED_SPLITS = 32  # splits with cached results
 NONE = torch.zeros(0, dtype=torch.int64)
@@ -204,16 +203,6 @@ def _joined(pieces: Sequence[Data]) -> Data:
     lengths = torch.cat([piece.lengths for piece in pieces]) if first.ragged else None  # type: ignore[misc]
     layout = ShardMap.concat([piece.value for piece in pieces])
     return replace(first, value=layout, lengths=lengths, size=sum(piece.nbytes for piece in pieces))
-
-
-def empty(kind: Kind) -> Data:
-    """Return a column of this kind with no rows."""
-    if kind.level is Level.TEXT:
-        return Data(kind, ())
-    value = torch.zeros(0, dtype=getattr(torch, kind.dtype or "float32"))
-    return Data(
-        kind, value, torch.zeros(0, dtype=torch.int64) if kind.level in (Level.TOKEN, Level.PROMPT) else None
-    )
 
 
 def row_tokens(columns: Mapping[str, Data], rows: int) -> Tensor:

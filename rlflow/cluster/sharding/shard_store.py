@@ -9,12 +9,11 @@ from dataclasses import replace
 import torch
 
 from rlflow.author.axis import Axis
-from rlflow.author.batch import Batch, Data
+from rlflow.author.batch import Batch, Data, empty
 from rlflow.author.copy_on_write import file_memory, writable_copy
 from rlflow.cluster.rpc.message import Index, Inputs, Source
 from rlflow.cluster.rpc.row_messages import RowMailbox, RowMessage
 from rlflow.cluster.sharding.gather import gathered
-from rlflow.cluster.sharding.shard_map import empty
 
 
 class ShardStore:

@@ -1,4 +1,4 @@
-"""Check flows whose rows may be sampled with older weights.
+"""Check flows whose rows may be sampled with older weights, ahead of training or by earlier iterations.
 
 With a staleness of at most K, rows of iteration i are sampled with the weights after iteration i-1-K or
 later.
@@ -35,6 +35,7 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
             remedy="--staleness 0",
         )
     if staleness < 1:
+        yield from drawn_problems(program)
         return
     for repeated in program.graph.nodes:
         if repeated.body is not None:
@@ -185,6 +186,8 @@ def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
 
 def _memory_of(node: Node) -> list[str]:
     """Return what a node that runs ahead of training reads of memory, unless its author said that it may."""
+    if node.op is Op.DRAW:
+        return [f"what earlier iterations put into '{node.memory}'"]
     if node.op is not Op.READ or node.options(ReadOptions).stale_ok is not None:
         return []
     return [f"what earlier iterations wrote into '{node.memory}'"]
@@ -265,7 +268,7 @@ def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
         elif node.body and node.makes in own:
             inner = depends_on_sampling(node.body, node.body.rows)
             names = {item.parameter for item in node.body.results if item.column in inner}
-        elif node.op is Op.GENERATE and node.makes in own:
+        elif node.op in (Op.GENERATE, Op.DRAW) and node.makes in own:
             names = {output.name for output in node.outputs if output.source == "sampled_logprobs"}
         elif node.op is Op.STAGE and any(item.column in columns for item in node.inputs):
             names = {output.name for output in node.outputs}
@@ -285,6 +288,54 @@ def _of_each(graph: Graph, node: Node, name: str, columns: set[Column]) -> bool:
 
 
 def has_samples(graph: Graph, rows: int) -> bool:
-    """Return True if rows on the axis ``rows`` were sampled, and not only given by the data or encoded."""
+    """Return True if rows on the axis ``rows`` were sampled, and not only given by the data or encoded.
+
+    Rows in a buffer were sampled by earlier iterations.
+    """
     own = sources(graph.axes, rows)
-    return any(node.op in (Op.GENERATE, Op.REPEAT) and node.makes in own for node in graph.nodes)
+    return any(node.op in (Op.GENERATE, Op.REPEAT, Op.DRAW) and node.makes in own for node in graph.nodes)
+
+
+def drawn_problems(program: Program) -> Iterator[Problem]:
+    """Yield a problem for each loss that compares drawn rows with the weights of now, not with those of then.
+
+    Such a loss reads log-probs that the trained role computes in this iteration. For drawn rows, they differ
+    from the log-probs at sampling, so the loss must also read a column that depends on `sampled_logprobs`.
+    """
+    graph = program.graph
+    for node in graph.nodes:
+        draw = _draw(graph, node) if node.op is Op.UPDATE else None
+        if draw is None:
+            continue
+        recomputed = _recomputed(graph, node.role)
+        read = {item.parameter for item in node.inputs if item.column in recomputed}
+        for loss in uncorrected(program, node):
+            if loss.stale_ok or not read & set(loss.signature.column_names):
+                continue
+            yield Problem(
+                "drawn-uncorrected",
+                f"the loss '{loss.name}' trains '{node.role}' on rows of '{draw.name}', which older weights "
+                "sampled, without correcting for them",
+                node.place,
+                loss.place,
+                found=f"columns {', '.join(loss.signature.column_names)}",
+                expected="a column that depends on the sampled_logprobs of all rows",
+                remedy="add before the update:  batch |= truncated_weights(batch, cap=2.0)\n            and "
+                "in the loss:  take `weights` and multiply the value by it",
+            )
+
+
+def _draw(graph: Graph, update: Node) -> Node | None:
+    """Return a draw whose rows the update learns from, or None."""
+    own = sources(graph.axes, update.axis)
+    return next((node for node in graph.nodes if node.op is Op.DRAW and node.makes in own), None)
+
+
+def _recomputed(graph: Graph, role: str | None) -> set[Column]:
+    """Return the log-probs that a role computes, and all columns that stages compute from them."""
+    columns: set[Column] = set()
+    for node in graph.nodes:
+        own = node.op is Op.LOGPROBS and node.role == role
+        if own or (node.op is Op.STAGE and any(item.column in columns for item in node.inputs)):
+            columns |= {Column(node.id, output.name) for output in node.outputs}
+    return columns

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Literal
 
-from rlflow.author.node_options import ChooseOptions, RepeatOptions
+from rlflow.author.memory import Buffer
+from rlflow.author.node_options import ChooseOptions, DrawOptions, RepeatOptions
 from rlflow.compiler.graph.model import Graph, Node, Op, RowAxis
 
 Axes = Sequence[RowAxis]
@@ -106,13 +107,24 @@ def expected_rows(
     counts: dict[int, int] = {}
     for number, axis in enumerate(graph.axes):
         maker = makers.get(number)
-        if maker is not None and isinstance(maker.settings, RepeatOptions):
+        if maker is not None and isinstance(maker.settings, DrawOptions):
+            counts[number] = _drawn(graph, axis, maker)
+        elif maker is not None and isinstance(maker.settings, RepeatOptions):
             counts[number] = (maker.settings.groups if repeats == "groups" else prompts) * max(
                 axis.samples, 1
             )
         else:
             counts[number] = _rows(graph, axis, maker, counts, prompts)
     return counts
+
+
+def _drawn(graph: Graph, axis: RowAxis, draw: Node) -> int:
+    """Return the maximum number of rows that a draw takes."""
+    spec = next(slot.spec for slot in graph.memory if slot.name == draw.memory)
+    assert isinstance(spec, Buffer)
+    count = draw.options(DrawOptions).count
+    most = spec.bound if count is None else min(count, spec.bound)
+    return most * (max(axis.samples, 1) if spec.unit == "groups" else 1)
 
 
 def _rows(graph: Graph, axis: RowAxis, maker: Node | None, counts: Mapping[int, int], prompts: int) -> int:

@@ -27,6 +27,8 @@ SHAPES = {
     Op.STATE: STORED,
     Op.READ: STORED,
     Op.WRITE: STORED,
+    Op.DRAW: STORED,
+    Op.PUT: STORED,
     Op.UPDATE: ("[[", "]]"),
     Op.REPEAT: ("{{", "}}"),
 }
@@ -38,6 +40,8 @@ COLORS = {
     Op.STATE: "#e8e8e8",
     Op.READ: "#e8e8e8",
     Op.WRITE: "#e8e8e8",
+    Op.DRAW: "#e8e8e8",
+    Op.PUT: "#e8e8e8",
     Op.GENERATE: "#d5e8f7",
     Op.UPDATE: "#f9dcc8",
     Op.REWARD: "#d9efd3",
@@ -79,7 +83,7 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
         )
         mode = (
             ""
-            if node.op in (Op.DATA, Op.STATE, Op.REPEAT, Op.READ, Op.WRITE)
+            if node.op in (Op.DATA, Op.STATE, Op.REPEAT, Op.READ, Op.WRITE, Op.DRAW, Op.PUT)
             else f" [{node.dispatch if node.op is not Op.UPDATE else 'UPDATE'}]"
         )
         step = f"  of {joint}" if (joint := joint_losses(node)) else ""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import networkx as nx
 
 from rlflow.author.columns import Kind
-from rlflow.author.memory import Table
+from rlflow.author.memory import Kept
 from rlflow.author.node_options import AnyOptions, NodeOptions, Pairs
 from rlflow.author.schedule import ALWAYS, CallSchedule
 from rlflow.errors import Place
@@ -45,6 +45,8 @@ class Op(StrEnum):
     READ = "read"  # of a table
     WRITE = "write"
     IDLE = "idle"  # not due in this iteration; see ``rlflow.compiler.graph.due``
+    DRAW = "draw"  # of a buffer
+    PUT = "put"
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class RowAxis:
     samples: int = 0
     grouped: bool = False
     # how the rows were made: sampled, asked (follow-up prompts), cut (follow-up prompts at single tokens),
-    # encoded (with responses made from text), chosen, joined
+    # encoded (with responses made from text), chosen, joined, drawn (from a buffer)
     step: str = "sampled"
     parts: tuple[int, ...] = ()  # of joined rows: the axes of the parts, in order
 
@@ -207,7 +209,7 @@ class MemorySlot:
     """Something that a flow keeps from one iteration to the next, by its name."""
 
     name: str
-    spec: Table
+    spec: Kept
 
 
 @dataclass(frozen=True)
@@ -359,12 +361,15 @@ def weight_order(nodes: tuple[Node, ...]) -> Iterator[tuple[int, int, str]]:
 
 
 def memory_order(nodes: tuple[Node, ...]) -> Iterator[tuple[int, int, str]]:
-    """Yield (before, after, memory) for each read of a memory and the write that follows it."""
-    for write in nodes:
-        if write.op is Op.WRITE:
-            for node in nodes[: write.id]:
-                if write.memory in node.memories:
-                    yield node.id, write.id, str(write.memory)
+    """Yield (before, after, memory) for each read of a memory and the write that follows it.
+
+    Draws from a buffer also wait for each other, because each is counted.
+    """
+    for later in nodes:
+        if later.op in (Op.WRITE, Op.PUT, Op.DRAW):
+            for node in nodes[: later.id]:
+                if later.memory in node.memories:
+                    yield node.id, later.id, str(later.memory)
 
 
 def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:

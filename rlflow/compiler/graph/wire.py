@@ -15,6 +15,7 @@ import msgpack
 from rlflow.author.node_options import (
     AskOptions,
     ChooseOptions,
+    DrawOptions,
     EncodeOptions,
     GenerateOptions,
     NodeOptions,
@@ -38,6 +39,7 @@ OPTIONS: dict[str, type[NodeOptions]] = {
     Op.CHOOSE: ChooseOptions,
     Op.READ: ReadOptions,
     Op.WRITE: WriteOptions,
+    Op.DRAW: DrawOptions,
 }
 LATER = {"step": "sampled", "parts": ()}  # fields of an axis that are omitted at these values
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlflow.author.columns import PROMPT_ID, Kind, field_column, fits, standard_kind, text
 from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
-from rlflow.author.memory import Table
+from rlflow.author.memory import Buffer, Kept, Table
 from rlflow.author.node_options import plain
 from rlflow.author.scope import entered
 from rlflow.author.stage import Stage
@@ -29,10 +29,16 @@ from rlflow.compiler.graph.model import (
 from rlflow.compiler.trace import column_rules, rules
 from rlflow.compiler.trace.arguments import arguments, raised, role_names
 from rlflow.compiler.trace.evaluation import trace_evaluation
-from rlflow.compiler.trace.graph_recorder import STATE, Context
+from rlflow.compiler.trace.graph_recorder import STATE, Context, StoredColumns
 from rlflow.compiler.trace.graph_rules import graph_problems
 from rlflow.compiler.trace.schedule_rules import due_problems
-from rlflow.compiler.trace.symbols import ColumnSource, SymbolicBatch, SymbolicRole, SymbolicTable
+from rlflow.compiler.trace.symbols import (
+    ColumnSource,
+    SymbolicBatch,
+    SymbolicBuffer,
+    SymbolicRole,
+    SymbolicTable,
+)
 from rlflow.compiler.trace.tracer import Tracer
 from rlflow.errors import FlowError, Place, Problem
 
@@ -141,20 +147,19 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     roles = role_names(flow, options.rewards)
     several = roles.get(parameters.rest or "", [])
     weights = dict.fromkeys(several, 1.0) | dict(zip(several, options.weights, strict=False))
-    tracer = Tracer(
-        Context(
-            names,
-            options.reward_reads,
-            tuple(name for bound in roles.values() for name in bound),
-            options.reward_places,
-            options.sampling,
-            options.fields,
-            options.environments,
-            weights,
-        )
+    context = Context(
+        names,
+        options.reward_reads,
+        tuple(name for bound in roles.values() for name in bound),
+        options.reward_places,
+        options.sampling,
+        options.fields,
+        options.environments,
+        weights,
     )
+    tracer, columns = Tracer(context), _data_columns(flow, options, numbered)
     initial = _initial(tracer, flow, hp)
-    columns = _data_columns(flow, options, numbered)
+    tracer.drawable = _drawable(context, flow, hp, roles, kept, initial, columns)
     result, stopped = _call(tracer, flow, hp, roles, kept, initial, columns)
     tracer.problems += stopped
     evaluation = (
@@ -206,7 +211,7 @@ def _call(
     flow: Flow,
     hp: Any,
     roles: Mapping[str, list[str]],
-    kept: Mapping[str, Table],
+    kept: Mapping[str, Kept],
     initial: Mapping[str, float],
     columns: Mapping[str, Kind | None],
 ) -> tuple[Any, list[Problem]]:
@@ -216,8 +221,13 @@ def _call(
     tracer.state = tracer.state_columns(dict.fromkeys(initial, STATE))
     rewards = len(roles.get(flow.parameters.rest or "", []))
 
-    def make(name: str) -> SymbolicRole | SymbolicTable:
-        return SymbolicTable(tracer, name, kept[name]) if name in kept else SymbolicRole(tracer, name)
+    def make(name: str) -> SymbolicRole | SymbolicTable | SymbolicBuffer:
+        match kept.get(name):
+            case Table() as spec:
+                return SymbolicTable(tracer, name, spec)
+            case Buffer() as spec:
+                return SymbolicBuffer(tracer, name, spec)
+        return SymbolicRole(tracer, name)
 
     positional, named = arguments(flow, make, hp, rewards)
     try:
@@ -227,6 +237,34 @@ def _call(
         return None, list(error.problems)
     except (Exception, SystemExit) as error:
         return None, [raised(flow, error)]
+
+
+# traces of a flow with a buffer before the one that counts; more are needed if what is put depends on draws
+TRACES = 3
+
+
+def _drawable(
+    context: Context,
+    flow: Flow,
+    hp: Any,
+    roles: Mapping[str, list[str]],
+    kept: Mapping[str, Kept],
+    initial: Mapping[str, float],
+    columns: Mapping[str, Kind | None],
+) -> Mapping[str, StoredColumns]:
+    """Return what the flow puts into each of its buffers.
+
+    Draws stand before puts, so the flow is traced to find out. Problems are only reported by the last trace.
+    """
+    found: Mapping[str, StoredColumns] = {}
+    for _ in range(TRACES) if any(isinstance(spec, Buffer) for spec in kept.values()) else ():
+        tracer = Tracer(context)
+        tracer.drawable = found
+        _call(tracer, flow, hp, roles, kept, initial, columns)
+        if tracer.stored == found:
+            break
+        found = tracer.stored
+    return found
 
 
 def _data(
@@ -296,7 +334,7 @@ def _graph(
     flow: Flow,
     hp: Any,
     roles: Mapping[str, list[str]],
-    kept: Mapping[str, Table],
+    kept: Mapping[str, Kept],
     initial: Mapping[str, float],
     result: Any,
     evaluation: Graph | None,

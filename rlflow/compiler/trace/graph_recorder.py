@@ -48,6 +48,15 @@ class Context:
     weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, for each of ``*rewards``
 
 
+@dataclass(frozen=True)
+class StoredColumns:
+    """What a flow puts into a buffer."""
+
+    kinds: Mapping[str, Kind | None]  # kind of each stored column
+    grouped: bool = True  # whether the rows have groups
+    samples: int = 0  # the largest number of rows in a group; 0: unknown
+
+
 class GraphRecorder:
     """Records a flow's nodes while it is traced, and reports each problem once."""
 
@@ -60,6 +69,9 @@ class GraphRecorder:
         self.state: dict[str, ColumnSource] = {}
         self.written: dict[str, Place | None] = {}  # memory → place of its write, once it is recorded
         self.calls = 0
+        self.stored: dict[str, StoredColumns] = {}  # buffer → what the flow puts into it
+        # the same, as an earlier trace of the flow found it; draws stand before puts
+        self.drawable: Mapping[str, StoredColumns] = {}
         self.weighed: set[str] = set()  # roles of ``*rewards`` whose weight the flow asked for
         # True if something read ``prompt_id``; the data give this column only then
         self.reads_prompt_id = False
@@ -74,13 +86,25 @@ class GraphRecorder:
         self.recorded.axes.append(axis)
         return len(self.recorded.axes) - 1
 
-    def add(self, op: Op, name: str, axis: int, settings: NodeOptions = NO_OPTIONS, **fields: Any) -> Node:
-        """Append a node, with a unique name made from ``name``, and return it."""
+    def add(
+        self,
+        op: Op,
+        name: str,
+        axis: int,
+        settings: NodeOptions = NO_OPTIONS,
+        counts: bool = True,
+        **fields: Any,
+    ) -> Node:
+        """Append a node, with a unique name made from ``name``, and return it.
+
+        ``counts``: whether the call takes a number in program order. If not, the calls after it draw the same
+        random numbers as in a flow without it.
+        """
         unique, counted = self._unique(name), self.prefix + name
         self._names[counted] = self._names.get(counted, 0) + 1
         node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, settings=settings, **fields)
         self.recorded.nodes.append(node)
-        self.calls += 1
+        self.calls += counts
         return node
 
     def _unique(self, name: str) -> str:

@@ -30,6 +30,7 @@ def graph_problems(
     ]
     yield from environment_rules.environment_roles(graph, tracer.context.environments, used_nodes(graph))
     yield from memory_rules.unused(graph, place)
+    yield from memory_rules.buffer_problems(graph)
     yield from no_such_call(tracer.context.sampling, list(dict.fromkeys([*calls, *evaluating])))
     if trains and not any(node.writes for node in graph.nodes):
         yield Problem(
@@ -163,7 +164,7 @@ def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]
 def _read_within(node: Node, name: str) -> bool:
     """Return True if the column comes from the data or a table, or is read inside its `repeat`."""
     if node.body is None:
-        return node.op in (Op.DATA, Op.READ)
+        return node.op in (Op.DATA, Op.READ, Op.DRAW)
     inner = next(item.column for item in node.body.results if item.parameter == name)
     return inner in node.body.readers() or _read_within(node.body.nodes[inner.node], inner.name)
 

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlflow.author.memory import REDUCERS, Reducer, Table
-from rlflow.compiler.graph.model import Graph, Op, all_nodes
+from rlflow.author.columns import Kind, Level, standard_kind
+from rlflow.author.memory import OLDEST, REDUCERS, Buffer, Reducer, Table
+from rlflow.author.node_options import DrawOptions
+from rlflow.compiler.graph.model import Graph, MemorySlot, Node, Op, all_nodes
+from rlflow.compiler.trace.graph_recorder import StoredColumns
 from rlflow.errors import Place, Problem, listed, nearest
 
 KNOWN = (*REDUCERS, "ema(rate)")
+VERBS = {Op.READ: "reads", Op.WRITE: "writes"}
+NEEDED = ("prompt_tokens", "tokens", "mask")  # columns that rows must have to be put into a buffer
+# columns that a buffer stores whenever the rows have them
+STORED = (
+    *NEEDED,
+    "finish",
+    "temperature",
+    "scores",
+    "sampled_logprobs",
+    "policy_version",
+    "prompt_id",
+)
+DRAWN = {name: Kind(Level.ROW, "int64") for name in ("age", "drawn")}  # columns that only drawn rows have
+# what draws give if the flow puts nothing into the buffer
+NOTHING_PUT = StoredColumns({name: standard_kind(name) for name in STORED if name != "prompt_id"})
 
 
 def reducer_of(value: Any) -> Reducer:
@@ -69,17 +87,137 @@ def write_problems(
             )
 
 
-def read_late(what: str, name: str, written: Place | None, place: Place | None) -> Problem:
-    """Return the problem of a read that stands after the write of the same table."""
+def read_late(
+    what: str, name: str, written: Place | None, place: Place | None, writer: str = "write"
+) -> Problem:
+    """Return the problem of a read or draw that stands after the write or put (``writer``)."""
     return Problem(
         "keeps-order",
-        f"{what} stands after the write of '{name}', but reads what earlier iterations wrote",
+        f"{what} stands after the {writer} of '{name}', but reads what earlier iterations wrote",
         place,
         written,
-        found=f"a read after {name}.write",
-        expected="reads before the write, which takes effect when the iteration ends",
-        remedy=f"move {what} above {name}.write",
+        found=f"{what} after {name}.{writer}",
+        expected=f"reads before the {writer}, which takes effect when the iteration ends",
+        remedy=f"move {what} above {name}.{writer}",
     )
+
+
+def draw_problems(
+    what: str, spec: Buffer, count: Mapping[str, Any], options: DrawOptions, place: Place | None
+) -> Iterator[Problem]:
+    """Yield the problems with the settings of a draw. ``count``: what it gives as ``groups`` and ``rows``."""
+    given = {name: value for name, value in count.items() if value is not None}
+    other = next((name for name in given if name != spec.unit), None)
+    if other is not None:
+        yield Problem(
+            "keeps-draw",
+            f"{what} counts {other}, but the buffer is bounded by {spec.unit}",
+            place,
+            found=f"{what}({other}={given[other]!r})",
+            expected=f"{spec.unit}=…, or nothing to draw all",
+            remedy=f"write {what}({spec.unit}={given[other]!r}), or declare buffer({other}=…)",
+        )
+    for name, value in given.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            yield Problem(
+                "keeps-draw",
+                f"{what} draws a whole number of {name}",
+                place,
+                found=f"{name}={value!r}",
+                expected="0 or more",
+                remedy=f"write {what}({name}=8), or leave {name} out to draw all",
+            )
+    for name, value in (("weight", options.weight), ("strata", options.strata)):
+        if value is not None and not isinstance(value, str):
+            yield Problem(
+                "keeps-draw",
+                f"{what} needs the name of a stored column for {name}",
+                place,
+                found=f"{name}={value!r}",
+                expected="a name, as text",
+                remedy=f'write {name}="scores"',
+            )
+
+
+def also_problems(what: str, also: Any, place: Place | None) -> Iterator[Problem]:
+    """Yield the problem of a put whose ``also`` isn't a tuple of names."""
+    if isinstance(also, str) or not isinstance(also, Sequence) or not all(isinstance(n, str) for n in also):
+        yield Problem(
+            "keeps-also",
+            f"{what} needs the names of the columns that it stores also",
+            place,
+            found=f"also={also!r}",
+            expected="a tuple of names",
+            remedy=f"write also=({also!r},)" if isinstance(also, str) else 'write also=("spread",)',
+        )
+
+
+def drawn_again(what: str, place: Place | None) -> Problem:
+    """Return the problem of a draw inside a `repeat`."""
+    return Problem(
+        "keeps-drawn",
+        f"{what} stands in the body of a `repeat`, where each try would draw the same rows",
+        place,
+        found="a draw in the body",
+        expected="one draw before or after the `repeat`",
+        remedy=f"move {what} out of the body",
+    )
+
+
+def no_groups(what: str, place: Place | None) -> Problem:
+    """Return the problem of a put of rows without groups into a buffer of groups."""
+    return Problem(
+        "keeps-groups",
+        f"{what} puts rows without groups into a buffer of groups",
+        place,
+        found="rows without groups",
+        expected="rows that a role sampled",
+        remedy="declare buffer(rows=…)",
+    )
+
+
+def buffer_problems(graph: Graph) -> Iterator[Problem]:
+    """Yield a problem for each draw, and each buffer, that decides by a column which is not stored."""
+    nodes = list(all_nodes(graph.nodes))
+    for slot in graph.memory:
+        put = next((node for node in nodes if node.op is Op.PUT and node.memory == slot.name), None)
+        if isinstance(slot.spec, Buffer) and put is not None:
+            draws = [node for node in nodes if node.op is Op.DRAW and node.memory == slot.name]
+            yield from _not_stored(graph, slot, slot.spec, put, draws)
+
+
+def _not_stored(
+    graph: Graph, slot: MemorySlot, spec: Buffer, put: Node, draws: Sequence[Node]
+) -> Iterator[Problem]:
+    stored = {item.parameter: item.column for item in put.inputs}
+    asked = [] if spec.evict == OLDEST else [(f"the buffer '{slot.name}'", spec.evict, put.place)]
+    for node in draws:
+        options = node.options(DrawOptions)
+        names = [name for name in (options.weight, options.strata) if name is not None]
+        asked += [(node.name, name, node.place) for name in names]
+    for what, name, place in asked:
+        kind = graph.nodes[stored[name].node].output(stored[name].name).kind if name in stored else None
+        if name not in stored:
+            yield Problem(
+                "keeps-stored",
+                f"{what} decides by '{name}', which {put.name} does not store",
+                place,
+                put.place,
+                found=f"stored: {listed(stored)}",
+                expected=f"'{name}' among them",
+                nearest=nearest(name, stored),
+                remedy=f"write {put.name}(batch, also=({name!r},))",
+            )
+        elif kind is not None and kind.level not in (Level.ROW, Level.GROUP):
+            yield Problem(
+                "keeps-stored",
+                f"{what} decides by '{name}', which is not a number for each row or group",
+                place,
+                put.place,
+                found=f"{name}: {kind}",
+                expected="a row or group column",
+                remedy="compute one in a stage, and store it with also=(…)",
+            )
 
 
 def written_again(what: str, name: str, written: Place | None, place: Place | None) -> Problem:
@@ -102,19 +240,21 @@ def written_again(what: str, name: str, written: Place | None, place: Place | No
 
 
 def unused(graph: Graph, place: Place | None) -> Iterator[Problem]:
-    """Yield a problem for each table of the flow that nothing reads, or nothing writes."""
+    """Yield a problem for each table or buffer of the flow that nothing reads, or nothing writes."""
     nodes = list(all_nodes(graph.nodes))
     for slot in graph.memory:
         ops = {node.op for node in nodes if node.memory == slot.name}
-        lacking = [verb for op, verb in ((Op.READ, "reads"), (Op.WRITE, "writes")) if op not in ops]
+        verbs = {Op.DRAW: "draws from", Op.PUT: "puts into"} if isinstance(slot.spec, Buffer) else VERBS
+        lacking = [verb for op, verb in verbs.items() if op not in ops]
+        calls = [f"{slot.name}.{op}" for op in verbs]
         if lacking:
             yield Problem(
                 "keeps-unused",
                 f"nothing {' or '.join(lacking)} '{slot.name}' at these settings",
                 place,
                 found=listed(sorted(ops)) or "no call",
-                expected=f"{slot.name}.read and {slot.name}.write",
-                remedy=f"call {' and '.join(f'{slot.name}.{verb[:-1]}' for verb in lacking)}, or remove it from "
-                "keeps",
+                expected=" and ".join(calls),
+                remedy=f"call {' and '.join(f'{slot.name}.{op}' for op in verbs if op not in ops)}, or remove "
+                "it from keeps",
                 severity="warning",
             )

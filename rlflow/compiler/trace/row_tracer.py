@@ -15,7 +15,7 @@ from rlflow.author.schedule import CallSchedule
 from rlflow.author.scope import AskWay
 from rlflow.author.signature import ColumnParameter
 from rlflow.author.source_lines import call_place, definition_place, digest
-from rlflow.compiler.graph.ancestry import line
+from rlflow.compiler.graph.ancestry import line, sources
 from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RowAxis
 from rlflow.compiler.trace import column_rules, graph_rules, repeat_rules, rules
 from rlflow.compiler.trace.graph_recorder import GraphRecorder, is_scalar
@@ -174,12 +174,18 @@ class RowTracer(GraphRecorder):
             Op.CONCAT,
             "concat",
             parts[0].axis,
+            counts=not any(self.drawn(part.axis) for part in parts),
             inputs=inputs,
             outputs=tuple(outputs),
             makes=makes,
             place=place,
         )
         return self.batch(makes, shared | self.symbols(node).sources)
+
+    def drawn(self, axis: int) -> bool:
+        """Return True if some rows of an axis come from a buffer."""
+        own = sources(self.recorded.axes, axis)
+        return any(self.recorded.axes[each].step == "drawn" for each in own)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, settings: dict[str, Any]) -> SymbolicBatch:
         """Record a `repeat` call, including its body's graph, and return the rows that it keeps."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlflow.author.columns import PROMPT_ID, Kind, Level
 from rlflow.author.methods import METHODS
+from rlflow.author.node_options import DrawOptions
 from rlflow.author.signature import REQUIRED
 from rlflow.author.source_lines import call_place
 from rlflow.compiler.graph.model import SETTING, Column, Input, Node, RowAxis
@@ -20,7 +21,7 @@ from rlflow.errors import FlowError, Place, Problem, nearest
 
 if TYPE_CHECKING:
     from rlflow.author.loss import Loss
-    from rlflow.author.memory import Table
+    from rlflow.author.memory import Buffer, Table
     from rlflow.compiler.trace.graph_recorder import GraphRecorder
     from rlflow.compiler.trace.tracer import Tracer
 
@@ -316,6 +317,35 @@ class SymbolicTable:
 
     def __repr__(self) -> str:
         return f"<table {self._name}>"
+
+
+class SymbolicBuffer:
+    """A buffer while a flow is traced. Its methods add nodes to the graph."""
+
+    def __init__(self, tracer: Tracer, name: str, spec: Buffer) -> None:
+        self._tracer = tracer
+        self._name = name
+        self._spec = spec
+
+    def draw(
+        self,
+        *,
+        groups: int | None = None,
+        rows: int | None = None,
+        weight: str | None = None,
+        strata: str | None = None,
+        newest: bool = False,
+    ) -> Any:
+        """Record a draw of stored rows, and return them."""
+        count = {"groups": groups, "rows": rows}
+        return self._tracer.draw(self._name, self._spec, count, DrawOptions(None, weight, strata, newest))
+
+    def put(self, batch: Any, *, also: Sequence[str] = ()) -> None:
+        """Record that rows are put into the buffer, which takes effect when the iteration ends."""
+        self._tracer.put(self._name, self._spec, batch, also)
+
+    def __repr__(self) -> str:
+        return f"<buffer {self._name}>"
 
 
 @dataclass(frozen=True)

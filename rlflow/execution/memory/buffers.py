@@ -119,6 +119,11 @@ class BufferTotals:
     room: Count = field(default_factory=Count)  # left as the oldest of a full buffer
     choice: Count = field(default_factory=Count)  # left as the lowest of a full buffer
 
+    def since(self, before: BufferTotals) -> BufferTotals:
+        """Return what was put and what left since ``before``."""
+        pairs = ((getattr(self, each.name), getattr(before, each.name)) for each in fields(self))
+        return BufferTotals(*(Count(*(a - b for a, b in zip(*pair, strict=True))) for pair in pairs))
+
     def plus(self, **counts: Count) -> BufferTotals:
         """Return the totals with these counts added, by name."""
         return replace(self, **{name: getattr(self, name).plus(count) for name, count in counts.items()})

@@ -7,28 +7,53 @@ from typing import Any
 
 from safetensors.torch import load, save
 
-from rlflow.compiler.graph.model import MemorySlot
+from rlflow.author.memory import Buffer
+from rlflow.author.node_options import DrawOptions
+from rlflow.compiler.graph.model import MemorySlot, Node, Op
 from rlflow.errors import PlanError
+from rlflow.execution.engine import Engine, KeptMemory
+from rlflow.execution.memory.buffers import KeptBuffer
+from rlflow.execution.memory.saved_buffers import restored_buffer, saved_buffer
 from rlflow.execution.memory.tables import KeptTable, TablePart
 
 Saved = dict[str, Any]  # plain JSON values
 
 
-def empty(slots: Iterable[MemorySlot], lag: int) -> dict[str, KeptTable]:
+def empty(slots: Iterable[MemorySlot], lag: int, nodes: Iterable[Node] = ()) -> dict[str, KeptMemory]:
     """Return what a flow keeps before its first iteration, by name.
 
-    ``lag``: how many iterations a read may be behind.
+    ``lag``: how many iterations a read may be behind. ``nodes``: those of the flow, whose draws say which
+    numbers of a row a buffer needs.
     """
-    return {slot.name: KeptTable(slot.spec, lag) for slot in slots}
+    draws = [(node.memory, node.options(DrawOptions)) for node in nodes if node.op is Op.DRAW]
+    return {
+        slot.name: KeptBuffer.empty(
+            slot.spec,
+            [
+                name
+                for memory, options in draws
+                for name in (options.weight, options.strata)
+                if memory == slot.name and name is not None
+            ],
+        )
+        if isinstance(slot.spec, Buffer)
+        else KeptTable(slot.spec, lag)
+        for slot in slots
+    }
 
 
-def saved(memory: Mapping[str, KeptTable]) -> tuple[Saved, dict[str, bytes]]:
+def saved(memory: Mapping[str, KeptMemory], engine: Engine) -> tuple[Saved, dict[str, bytes]]:
     """Return the saved form: plain values by name, and the contents of files by file name.
 
     A part's file doesn't change any more, so the next checkpoint needs to write only new parts.
     """
-    state, files = {}, {}
+    state: Saved = {}
+    files: dict[str, bytes] = {}
     for name, table in memory.items():
+        if isinstance(table, KeptBuffer):
+            state[name], rows = saved_buffer(name, table, engine)
+            files |= rows
+            continue
         state[name] = {
             "columns": [column for column, _ in table.spec.columns],
             "parts": [[part.first, part.last] for part in table.parts],
@@ -38,14 +63,34 @@ def saved(memory: Mapping[str, KeptTable]) -> tuple[Saved, dict[str, bytes]]:
     return state, files
 
 
+def on_engine(memory: Mapping[str, KeptMemory], engine: Engine) -> dict[str, KeptMemory]:
+    """Return what a flow keeps, with the rows of buffers stored anew after workers were lost."""
+    return {name: kept.on(engine) if isinstance(kept, KeptBuffer) else kept for name, kept in memory.items()}
+
+
+def pack(memory: Mapping[str, KeptMemory], engine: Engine) -> None:
+    """Pack the rows of all buffers into bytes, so that they survive the workers that store them.
+
+    Rows that were packed before are skipped.
+    """
+    for kept in memory.values():
+        for put in kept.puts if isinstance(kept, KeptBuffer) else ():
+            put.packed(engine)
+
+
 def restored(
-    memory: Mapping[str, KeptTable], state: Saved, files: Mapping[str, bytes]
-) -> dict[str, KeptTable]:
+    memory: Mapping[str, KeptMemory], state: Saved, files: Mapping[str, bytes], engine: Engine
+) -> dict[str, KeptMemory]:
     """Return the memory that ``saved`` returned as ``state`` and ``files``.
 
     ``memory``: what the flow keeps, in whatever state. Raises PlanError if a table has other columns.
     """
-    return {name: _restored(name, table, state.get(name), files) for name, table in memory.items()}
+    return {
+        name: restored_buffer(name, kept, state.get(name), files, engine)
+        if isinstance(kept, KeptBuffer)
+        else _restored(name, kept, state.get(name), files)
+        for name, kept in memory.items()
+    }
 
 
 def _restored(name: str, table: KeptTable, state: Saved | None, files: Mapping[str, bytes]) -> KeptTable:

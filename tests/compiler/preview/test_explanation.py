@@ -155,5 +155,5 @@ def test_every_algorithm_has_a_plan(planned_as, algorithm, pools):
         # for a repeat, the edges of its body state the pool
         whole = placed[edge["target"]]["op"] == "repeat"
         assert (edge["from_pool"] is None) if whole else (edge["from_pool"] in ranks)
-    assert shown["time"]["bound"] <= shown["time"]["makespan"]
+    assert shown["time"]["bound"] <= shown["time"]["makespan"] * (1 + 1e-12)
     assert set(shown["time"]["critical"]) <= set(placed)

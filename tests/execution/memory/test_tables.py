@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from rlflow.author.memory import REDUCERS, Reducer, table
 from rlflow.compiler.graph.model import MemorySlot
 from rlflow.errors import PlanError
+from rlflow.execution.local_engine import LocalEngine
 from rlflow.execution.memory.saved import empty, restored, saved
 from rlflow.execution.memory.tables import KeptTable
 
+ENGINE = LocalEngine({}, {}, 0, lambda count: None)
 SPEC = table(key="key", total=0.0, best=-1.0, mean=0.5, latest=0.0)
 RULES = {
     "total": REDUCERS["add"],
@@ -76,8 +78,8 @@ def test_a_table_holds_what_was_written_in_any_order_of_rows(iterations, lag, or
         oracle.write(rows)
         distinct = len({row[:2] for row in rows}) == len(rows)  # otherwise, their order on the axis counts
         kept = after(kept, number, order.sample(rows, len(rows)) if distinct else rows)
-        state, files = saved({"seen": kept})
-        kept = restored({"seen": kept}, state, files)["seen"]
+        state, files = saved({"seen": kept}, ENGINE)
+        kept = restored({"seen": kept}, state, files, ENGINE)["seen"]
         assert numbers(kept, KEYS) == pytest.approx(oracle.read(KEYS), rel=1e-6)
         for back in range(lag + 1):
             if number >= back:
@@ -109,15 +111,15 @@ def test_rows_of_one_key_must_agree_on_the_number_to_set():
 
 def test_only_new_parts_get_new_files():
     kept = after(KeptTable(SPEC), 0, [(0, 0, 1, 1.0), (1, 0, 2, 1.0), (2, 0, 3, 1.0)])
-    _, first = saved({"seen": kept})
-    _, second = saved({"seen": after(kept, 1, [(0, 0, 1, 2.0)])})
+    _, first = saved({"seen": kept}, ENGINE)
+    _, second = saved({"seen": after(kept, 1, [(0, 0, 1, 2.0)])}, ENGINE)
     assert {name: second[name] for name in first} == first
     assert len(second) == len(first) + 1
 
 
 def test_another_table_than_the_saved_one_is_refused():
     kept = empty([MemorySlot("seen", SPEC)], 0)
-    state, files = saved(kept)
+    state, files = saved(kept, ENGINE)
     other = empty([MemorySlot("seen", table(key="key", other=0.0))], 0)
     with pytest.raises(PlanError, match="does not have the table 'seen'"):
-        restored(other, state, files)
+        restored(other, state, files, ENGINE)
