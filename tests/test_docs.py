@@ -223,6 +223,7 @@ def test_stages_without_a_flow_on_the_page_run(page: ModuleType) -> None:
         "adapt",
         "learnable",
         "outcomes",
+        "spread",
         "ask_back",
     }
 
