@@ -160,6 +160,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         for name in ("chat", "system", "template", "max_prompt", "split", "completion", "chosen", "rejected")
     },
     **dict.fromkeys(("max_prompt_length", "prompt_max_len"), ("data.max_prompt",)),
+    **dict.fromkeys(("max_samples", "train_max_samples", "max_records"), ("data.max_records",)),
     "input_key": ("data.prompt",),
     "prompt_key": ("data.prompt",),
     "label_key": ("data.answer",),

@@ -167,6 +167,8 @@ def _data_help() -> list[str]:
         "  template_kwargs JSON  variables of the chat template, such as '{\"enable_thinking\": false}'",
         (
             "  max_prompt TOKENS  drop longer prompts\n"
+            "  max_records N  read only the first N records of each split\n"
+            "  stream true | false  whether to read data on the Hub without a copy on disk; default: false\n"
             "  split NAME  the split to read, if the folder has several\n"
             "  other names  settings of the task"
         ),

@@ -30,6 +30,8 @@ def open_first(
     fields: Mapping[str, str | None] | None = None,
     columns: Mapping[str, Kind] | None = None,
     wanted: Wanted = NOTHING,
+    max_records: int | None = None,
+    stream: bool = False,
     split: str | None = None,
     task: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -47,7 +49,18 @@ def open_first(
     if not is_task(name) and hub_data(name) is not None:
         raise Undecided
     reading = Reading(
-        fields or {}, columns or {}, wanted, split, task or {}, seed, bad, completions, evaluates, limit=TRIED
+        fields or {},
+        columns or {},
+        wanted,
+        split,
+        task or {},
+        seed,
+        bad,
+        completions,
+        evaluates,
+        max_records,
+        stream,
+        limit=TRIED,
     )
     try:
         data = read_data(name, reading)
@@ -75,5 +88,7 @@ def _has_more(name: str, reading: Reading) -> bool:
     if is_task(name):
         return False
     source = records.opened(Path(name))
+    if reading.max_records is not None:
+        source = source.limited(reading.max_records)
     chosen = source.chosen(reading.split, reading.usual_split)
     return next(islice(source.items(chosen), reading.limit, None), None) is not None

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,37 @@ def load_data(name: HubName) -> dict[str, Any]:
     return _splits(folder if folder is not None else _prepare(name))
 
 
+def streamed_data(name: HubName) -> dict[str, Iterable[Mapping[str, Any]]]:
+    """Return the rows of a data set by split. They are downloaded while they are read, and not kept on disk.
+
+    If the rows are already in the cache of ``datasets``, they come from there. Raises PlanError as
+    ``load_data`` does, also while the rows are read.
+    """
+    require("datasets", extra="tasks")
+    name = pinned(name)
+    if name.config and (folder := _prepared(name)) is not None:
+        return _splits(folder)
+    try:
+        splits = _builder(name).as_streaming_dataset()
+    except Exception as error:
+        raise _refused(name, error) from error
+    return {split: _Streamed(name, rows) for split, rows in splits.items()}
+
+
+@dataclass(frozen=True)
+class _Streamed:
+    """The rows of a split. Each iteration downloads them again."""
+
+    name: HubName
+    rows: Iterable[Mapping[str, Any]]
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        try:
+            yield from self.rows
+        except Exception as error:
+            raise refusal(self.name, error) from error
+
+
 def _prepared(name: HubName) -> Path | None:
     """Return the folder with a pinned data set's prepared rows, or None if they aren't in the cache."""
     import datasets
@@ -135,23 +166,33 @@ def _prepared(name: HubName) -> Path | None:
 
 def _prepare(name: HubName) -> Path:
     """Download a pinned data set, and return the folder with its prepared rows."""
-    import datasets
-
-    _no_bars_in_files()
     try:
-        builder = datasets.load_dataset_builder(name.repository, name.config, revision=name.commit)
-        if builder.hash != name.commit:  # the Hub was not reached, and datasets took another commit's rows
-            raise ConnectionError(f"{name.shown} is not in the cache")
+        builder = _builder(name)
         builder.download_and_prepare()
     except Exception as error:
         if unreachable(error) and (folder := _prepared(name)) is not None:
             return folder
-        if "onfig" in str(error) and isinstance(error, ValueError):
-            raise which_config(
-                name, datasets.get_dataset_config_names(name.repository, name.commit)
-            ) from error
-        raise refusal(name, error) from error
+        raise _refused(name, error) from error
     return Path(builder.cache_dir)
+
+
+def _builder(name: HubName) -> Any:
+    """Return the object of ``datasets`` that reads a pinned data set, with the errors of ``datasets``."""
+    import datasets
+
+    _no_bars_in_files()
+    builder = datasets.load_dataset_builder(name.repository, name.config, revision=name.commit)
+    if builder.hash != name.commit:  # the Hub was not reached, and datasets took another commit's rows
+        raise ConnectionError(f"{name.shown} is not in the cache")
+    return builder
+
+
+def _refused(name: HubName, error: Exception) -> PlanError:
+    import datasets
+
+    if "onfig" in str(error) and isinstance(error, ValueError):
+        return which_config(name, datasets.get_dataset_config_names(name.repository, name.commit))
+    return refusal(name, error)
 
 
 def _splits(folder: Path) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class Splits:
     readers: Mapping[
         str, Callable[[], Items]
     ]  # split → its records; one named "" for a source without splits
+    streamed: bool = False  # True if reading records downloads them
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,14 +125,16 @@ def first_record(where: Path | HubName) -> Raw | None:
     return next((item for item in source.readers[source.chosen(None)]() if isinstance(item, Raw)), None)
 
 
-def opened(where: Path | HubName) -> Splits:
+def opened(where: Path | HubName, stream: bool = False) -> Splits:
     """Return the splits of a file, a file pattern, a folder or a data set on the Hub.
 
+    ``stream``: True to keep no copy of a data set on the Hub, and to download only the rows that are read.
     Raises PlanError if there is no data.
     """
     if isinstance(where, HubName):
         name = str(replace(where, revision=None))
-        return Splits(name, _of_rows(hub.load_data(where), name))
+        rows = hub.streamed_data(where) if stream else hub.load_data(where)
+        return Splits(name, _of_rows(rows, name), stream)
     if where.is_dir():
         return Splits(str(where), _folder(where))
     files = matching(where)

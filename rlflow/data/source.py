@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +45,8 @@ def open_data(
     template: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     max_prompt: int | None = None,
+    max_records: int | None = None,
+    stream: bool = False,
     split: str | None = None,
     task: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -65,6 +68,8 @@ def open_data(
     - ``chat``, ``system``, ``template``, ``template_kwargs``: see ``Wording``. By default, prompts are
       chats if the tokenizer has a chat template, and plain text otherwise.
     - ``max_prompt``: the longest prompt in tokens; records with a longer one are dropped and counted.
+    - ``max_records``: read only this many records of each split.
+    - ``stream``: download data on the Hub while reading it, without a copy on disk.
     - ``split``: the split to read if there are several; by default "train", with the records of "test" held
       out.
     - ``task``, ``seed``: the parameters of a reasoning-gym task, and the seed used to draw its questions.
@@ -81,7 +86,17 @@ def open_data(
     if isinstance(encoder, TokenizerEncoder):
         encoder.check_variables()
     reading = Reading(
-        fields or {}, columns or {}, wanted, split, task or {}, seed, bad, completions, evaluates
+        fields or {},
+        columns or {},
+        wanted,
+        split,
+        task or {},
+        seed,
+        bad,
+        completions,
+        evaluates,
+        max_records,
+        stream,
     )
     data = read_data(os.path.expanduser(os.fspath(spec)), reading)
     if wanted.conversation:
@@ -109,6 +124,8 @@ class Reading:
     bad: Literal["stop", "skip"]
     completions: bool
     evaluates: bool
+    max_records: int | None = None
+    stream: bool = False
     limit: int | None = None  # read only this many lines of each split, and draw one question of a task
 
     @property
@@ -123,7 +140,8 @@ def read_data(name: str, reading: Reading) -> dict[str, Any]:
     Raises PlanError.
     """
     if is_task(name):
-        unread = {"fields": reading.fields, "split": reading.split}
+        names = ("fields", "split", "max_records", "stream")
+        unread = {setting: getattr(reading, setting) for setting in names}
         _unused(unread, f"{name} is a reasoning-gym task")
         return _drawn(name.removeprefix(gym.PREFIX), reading)
     if reading.task:
@@ -178,7 +196,7 @@ def _unused(settings: Mapping[str, object], why: str) -> None:
 
 
 def _no_setting(setting: str, name: str) -> PlanError:
-    known = [*FIELDS, "chat", "system", "template", "max_prompt", "split"]
+    known = [*FIELDS, "chat", "system", "template", "max_prompt", "max_records", "stream", "split"]
     return PlanError.of(
         "data-setting",
         f"'{setting}' has no effect: {name} is a file or a folder",
@@ -219,9 +237,11 @@ def _read(where: Path | HubName, reading: Reading) -> dict[str, Any]:
     if isinstance(where, HubName):
         where = hub.pinned(where)
         commit = where.commit or ""
-    source = records.opened(where)
-    if reading.limit is not None:
-        source = source.limited(reading.limit)
+    elif reading.stream:
+        _unused({"stream": True}, f"{where} is on this machine, and is always read without a copy")
+    source = records.opened(where, reading.stream)
+    if limits := [limit for limit in (reading.limit, reading.max_records) if limit is not None]:
+        source = source.limited(min(limits))
     part = (where.split if isinstance(where, HubName) else None) or reading.split
     chosen = source.chosen(part, reading.usual_split)
     problems: list[Problem] = []
@@ -264,7 +284,8 @@ def _fitting(source: Splits, split: str, reading: Reading) -> Mapped:
     mapping = _mapping(_raw(source, split), own, reading)
     if not wanted.any:
         return mapping
-    each = (item.fields for item in _raw(source, split))
+    # an optional field that is rare must not download a stream twice
+    each = (item.fields for item in islice(_raw(source, split), TRIED if source.streamed else None))
     taken = {"prompt", *mapping.fields, *reading.columns}
     return replace(mapping, json_fields=choose_fields(each, wanted, fields, taken))
 

@@ -20,6 +20,8 @@ from rlflow.training.protocols import ModelSpec, Sampling
 
 pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
+# peft asks a model of transformers from 5.20 on for it
+PEFTS_OWN = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 SHAPES = ["gpt2", "llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma3"))]
 PROMPTS = Batch.of(prompt_tokens=[[5, 6, 7], [8], list(range(5, 25))])
 
@@ -283,6 +285,7 @@ def test_the_share_lost_to_rounding_in_a_merge_is_measured(folders):
     assert "merge_rounding" not in trainer(folders["llama"], lora=0).update(rows(), likelihood)
 
 
+@PEFTS_OWN
 @pytest.mark.parametrize(
     ("shape", "settings"),
     [("gpt2", {}), ("llama", {}), ("llama", {"lora_targets": "attention", "lora_alpha": 3.0})],
@@ -303,6 +306,7 @@ def test_peft_loads_the_saved_adapters(folders, tmp_path, shape, settings):
         torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=0)
 
 
+@PEFTS_OWN
 def test_adapters_of_a_reward_model_include_its_head(folders, tmp_path):
     one = learned(trainer(folders["llama"], "scores"), "scores")
     one.save(tmp_path)

@@ -51,6 +51,7 @@ def server():
         hub.model("org/pickles", **{"config.json": "{}", "pytorch_model.bin": b"0"})
         hub.model("org/gated", MODEL).gated = True
         hub.dataset("org/sums", SUMS)
+        hub.dataset("org/parts", {f"train-{part}.jsonl": lines(4, part) for part in range(3)})
         yield hub
 
 
@@ -191,3 +192,39 @@ def test_records_of_the_hub_have_a_place_and_a_commit(hub):
     assert data.commit == hub.repositories["datasets", "org/sums"].refs["main"]
     assert len(open_data("org/sums:other")) == 3
     assert refused(lambda: open_data("org/sums:main/nope")).code == "data-split"
+
+
+def test_the_first_records_are_streamed_without_a_copy(hub, tmp_path):
+    data = open_data("org/sums:main", max_records=4, stream=True)
+    assert [record.question for record in data.records] == ["0+1=", "1+1=", "2+1=", "3+1="]
+    assert (len(data.test), data.commit) == (4, hub.repositories["datasets", "org/sums"].refs["main"])
+    assert str(data.records[3].place) == "org/sums:main:4"
+    assert not list((tmp_path / "datasets").rglob("*.arrow"))
+    hub.requests.clear()
+    assert len(open_data("org/parts", max_records=6, stream=True)) == 6
+    assert (hub.asked("train-1.jsonl") > 0, hub.asked("train-2.jsonl")) == (True, 0)
+    assert open_data("org/parts", stream=True).digest == open_data("org/parts").digest
+    assert len(open_data("org/sums:main/test", max_records=2, stream=True)) == 2
+
+
+def test_a_stream_reads_what_the_cache_has(hub, monkeypatch):
+    first = open_data("org/sums:main").records[:4]
+    reach(monkeypatch, NOWHERE)
+    assert open_data("org/sums:main", max_records=4, stream=True).records == first
+
+
+def test_a_stream_that_the_hub_refuses_is_an_error(hub, monkeypatch):
+    assert refused(lambda: open_data("org/sums", stream=True)).code == "hub-config"
+    assert refused(lambda: open_data("org/none", stream=True)).code == "hub-missing"
+    access.pinned(hub_data("org/sums"))
+    reach(monkeypatch, NOWHERE)
+    assert refused(lambda: open_data("org/sums:main", stream=True)).code == "hub-unreachable"
+
+
+def test_a_stream_that_is_cut_is_an_error(hub, monkeypatch):
+    monkeypatch.setattr(datasets.config, "STREAMING_READ_MAX_RETRIES", 1)
+    monkeypatch.setattr(datasets.config, "STREAMING_READ_RETRY_INTERVAL", 0)
+    repository = hub.dataset("org/cut", {"train.jsonl": lines(4000)})
+    assert len(open_data("org/cut", stream=True)) == 4000
+    repository.cut = {"train.jsonl"}
+    assert refused(lambda: open_data("org/cut", stream=True)).code in ("hub-cut", "hub-unreachable")

@@ -193,6 +193,8 @@ def test_numbers_without_a_dtype_are_float32(jsonl):
         ({"template": "put it in \\boxed{}: {prompt}"}, "write other braces twice"),
         ({"system": "Be brief."}, "'system' has no effect"),
         ({"task": {"min_terms": 2}}, "'min_terms' has no effect"),
+        ({"stream": True}, r"'stream' has no effect(.|\n)*on this machine"),
+        ({"task": {"max_record": 2}}, r"'max_record' has no effect(.|\n)*nearest: +max_records"),
         ({"max_prompt": 0}, r"longer than max_prompt(.|\n)*at least 1"),
     ],
 )
@@ -231,6 +233,18 @@ def test_reasoning_gym_draws_by_seed_and_keeps_each_question_once():
     assert len(set(questions(small))) == len(small) < 300
     assert len(small) + small.doubles == 300
     assert set(small.columns) == {"prompt", "answer", "prompt_tokens", "entry"}
+
+
+def test_only_the_first_records_of_each_split_are_read(tmp_path, jsonl):
+    data = open_data(jsonl(*ROWS, "not JSON"), max_records=4)
+    assert questions(data) == [row["prompt"] for row in ROWS[:4]]
+    for split in ("train", "test"):
+        (tmp_path / "parts").mkdir(exist_ok=True)
+        (tmp_path / "parts" / f"{split}.json").write_text(json.dumps(ROWS))
+    data = open_data(tmp_path / "parts", max_records=2)
+    assert (len(data), len(data.test)) == (2, 2)
+    with pytest.raises(PlanError, match=r"'max_records' has no effect(.|\n)*reasoning-gym task"):
+        open_data("chain_sum", max_records=4)
 
 
 def test_a_column_missing_from_a_task_is_refused():

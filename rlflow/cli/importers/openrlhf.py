@@ -279,8 +279,10 @@ def _data(settings: Imported) -> None:
         if len(shares) == len(names)
         else names
     )
-    if (most := settings.value("data.max_samples", "by hand")) != KEYS.defaults["data.max_samples"]:
-        settings.by_hand.append(f"--data: the first {most} records of each file")
+    if (most := settings.value("data.max_samples", "--data.max_records")) != KEYS.defaults[
+        "data.max_samples"
+    ]:
+        settings.flags["data.max_records"] = most
     if not names:
         settings.by_hand.append("--data: the script names no data")
     for key, flag, usual in (

@@ -157,7 +157,7 @@ def _data(settings: Imported) -> None:
     files = settings.value("data.train_files", "--data")
     settings.flags["data"] = files if isinstance(files, list) else [files]
     if (most := settings.value("data.train_max_samples", "by hand")) != -1:
-        settings.by_hand.append(f"--data: {most} records")
+        settings.by_hand.append(f"--data.max_records {most}: the first records; verl draws them at random")
     sets = settings.value("data.val_files", "--eval")
     sets = sets if isinstance(sets, list) else [sets]
     settings.flags["eval"] = [

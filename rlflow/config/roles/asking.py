@@ -102,7 +102,7 @@ class _Encoders:
     def _encoder(self, folder: Path | None, role: str) -> tuple[Encoder, Wording]:
         plain: Encoder = TokenizerEncoder(folder, self._variables) if folder is not None else ByteEncoder()
         telling = encoder_with_tools(plain, self._tools[role]) if role in self._tools else plain
-        chats = telling.chats if self._chat is None else true_or_false(self._chat)
+        chats = telling.chats if self._chat is None else true_or_false("chat", self._chat)
         return telling, Wording(chats, str(self._system) if chats and self._system is not None else None)
 
     def encode(self, names: tuple[str, ...], texts: Sequence[Asked]) -> list[list[int]]:

@@ -22,7 +22,12 @@ from rlflow.data.source import open_data, unchanged
 from rlflow.errors import PlanError, listed, nearest
 
 TEXT_OPTIONS = ("system", "template", "split")
-COUNTS: dict[str, Any] = {"max_prompt": Annotated[int, Ge(1)], "seed": Annotated[int, Ge(0)]}
+SWITCHES = ("chat", "stream")
+COUNTS: dict[str, Any] = {
+    "max_prompt": Annotated[int, Ge(1)],
+    "max_records": Annotated[int, Ge(1)],
+    "seed": Annotated[int, Ge(0)],
+}
 SHARED = ("system", "template", "chat", TEMPLATE)  # settings that are the same for all sources
 
 
@@ -129,8 +134,8 @@ def data_settings(
             fields[name] = str(value)
         elif name in TEXT_OPTIONS:
             options[name] = str(value)
-        elif name == "chat":
-            options[name] = true_or_false(value)
+        elif name in SWITCHES:
+            options[name] = true_or_false(name, value)
         elif name in COUNTS:
             options[name] = counted(name, value)
         elif name.partition(".")[0] == TEMPLATE:
@@ -173,16 +178,16 @@ def counted(name: str, value: Any) -> int:
         ) from None
 
 
-def true_or_false(value: Any) -> bool:
-    """Convert the value of ``--data.chat`` to a bool. Raises PlanError unless it is true or false."""
+def true_or_false(name: str, value: Any) -> bool:
+    """Convert the value of ``--data.NAME`` to a bool. Raises PlanError unless it is true or false."""
     if str(value).lower() not in ("true", "false"):
         raise PlanError.of(
             "flag",
-            "--data.chat must be true or false",
+            f"--data.{name} must be true or false",
             found=str(value),
             expected="true or false",
-            remedy="--data.chat true",
-            setting="data.chat",
+            remedy=f"--data.{name} true",
+            setting=f"data.{name}",
         )
     return str(value).lower() == "true"
 

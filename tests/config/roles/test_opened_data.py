@@ -52,6 +52,8 @@ def test_data_settings_have_types_and_others_go_to_the_task():
         "split": "train",
         "chat": "true",
         "max_prompt": "5",
+        "max_records": "9",
+        "stream": "true",
         "seed": "3",
         "answer": "label",
         "size": "3",
@@ -63,6 +65,8 @@ def test_data_settings_have_types_and_others_go_to_the_task():
         "split": "train",
         "chat": True,
         "max_prompt": 5,
+        "max_records": 9,
+        "stream": True,
         "seed": 3,
         "fields": {"answer": "label"},
         "task": {"size": 3, "mode": "easy"},
@@ -70,7 +74,14 @@ def test_data_settings_have_types_and_others_go_to_the_task():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("max_prompt", "0"), ("max_prompt", "many"), ("seed", "-1"), ("max_prompt", "1.5")]
+    ("name", "value"),
+    [
+        ("max_prompt", "0"),
+        ("max_prompt", "many"),
+        ("seed", "-1"),
+        ("max_prompt", "1.5"),
+        ("max_records", "0"),
+    ],
 )
 def test_a_data_number_out_of_range_names_its_flag(name, value):
     with pytest.raises(PlanError, match=f"(?s)found.*{value}.*change --data.{name}$"):
