@@ -39,9 +39,9 @@ class Axis:
     parent: Axis | None = None  # the axis that these rows were made from
     index: Tensor | None = None  # int64 [rows]: the row of ``parent`` that each row was made from
     grouped: bool = False  # True: rows whose keys differ only in the last number form a group
-    # how the rows were made from the parent: unchanged, sampled, as follow-up prompts, with encoded text, or not
-    # at all, because the call that makes them isn't due
-    step: Literal["taken", "sampled", "asked", "encoded", "unmade"] = "taken"
+    # how the rows were made from the parent: unchanged, sampled, as follow-up prompts, with encoded text, joined
+    # into groups with other rows of the same prompts, or not at all, because the call that makes them isn't due
+    step: Literal["taken", "sampled", "asked", "encoded", "joined", "unmade"] = "taken"
     cut: FollowUpTokens | None = None  # set for follow-up prompts at single tokens: which tokens
 
     def __len__(self) -> int:
@@ -148,6 +148,24 @@ class Axis:
             grouped=all(part.grouped for part in parts),
         )
 
+    @staticmethod
+    def join_groups(parts: Sequence[Axis]) -> tuple[Axis, Tensor] | None:
+        """Make an axis with the rows of all parts, where rows of the same prompt form a group.
+
+        Groups are in the order of the prompts, and within a group the rows of earlier parts come first.
+        Returns the axis, and int64 [rows]: for each of its rows, the row's number among the rows of all
+        parts, one part after another. Returns None if the parts weren't made from the same prompts.
+        """
+        prompts = common_prompts(parts)
+        if prompts is None:
+            return None
+        index, order = torch.cat([part.back_to(prompts) for part in parts]).sort(stable=True)
+        paths = stacked([part.keys for part in parts])[order]
+        _, number, sizes = torch.unique_consecutive(index, return_inverse=True, return_counts=True)
+        within = torch.arange(len(index)) - (sizes.cumsum(0) - sizes)[number]
+        keys = torch.cat([paths, torch.stack([number, within], 1)], 1)
+        return Axis(keys, prompts, index, True, "joined"), order
+
     @property
     def line(self) -> Iterator[Axis]:
         """Yield this axis, its parent, its parent's parent, and so on."""
@@ -211,6 +229,15 @@ class Axis:
             all(step.step == "taken" for step in between)
             and (between[-1].parent if between else self) is origin
         )
+
+
+def common_prompts(parts: Sequence[Axis]) -> Axis | None:
+    """Find the nearest axis without groups that all parts were made from, or return None if there is none."""
+    others = [set(map(id, part.line)) for part in parts[1:]]
+    return next(
+        (step for step in parts[0].line if not step.grouped and all(id(step) in other for other in others)),
+        None,
+    )
 
 
 def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:

@@ -20,6 +20,7 @@ MODEL_PROMPT = "data:model_prompt"
 # text column: the prompt as a string or as messages, before templates are applied; for rewards that read it
 CONVERSATION = "data:conversation"
 OF_PROMPTS = ("prompt", MODEL_PROMPT, CONVERSATION)  # text columns that hold the prompt in different forms
+PART = "part"  # row column of joined rows: which batch the row comes from
 PROMPT_ID = "prompt_id"  # row column: the index of the row's record in the data
 
 
@@ -117,6 +118,7 @@ TABLE: dict[str, Standard] = {
     "temperature": Standard(row("float32"), "sampling temperature; greedy rows have 1.0"),
     "group": Standard(row("int64"), "rows of one prompt share it; they are adjacent"),
     "chosen": Standard(row("bool"), "True for the preferred response of a pair"),
+    PART: Standard(row("int64"), "after `concat`: which of the batches the row comes from, from 0"),
     "keep": Standard(group("bool"), "whether `repeat` keeps the group"),
     "prompt_id": Standard(
         row("int64"),
@@ -142,7 +144,7 @@ TABLE: dict[str, Standard] = {
         "in an environment, the episode's score, or else the sum of its turn rewards; NaN if it failed",
     ),
     "policy_version": Standard(
-        token("int64"), "number of updates of the weights that sampled the token; -1 at masked-out tokens"
+        token("int64"), "number of updates of the weights that sampled the token; -1 where none did"
     ),
 }
 

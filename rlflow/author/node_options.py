@@ -11,6 +11,7 @@ from rlflow.author.methods import OFF
 
 Value = bool | int | float | str | None | tuple[str, ...]
 Pairs = tuple[tuple[str, Value], ...]  # name → value as the flow gives it
+FILL = "fill."  # prefix of the columns that a `concat` fills, as a graph shows them
 # how an update averages the values of a loss; if it is a number, the sum of the values is divided by it
 Mean = Literal["tokens", "rows", "row-tokens"] | int | float
 
@@ -111,11 +112,6 @@ class EncodeOptions(NodeOptions):
     roles: tuple[str, ...]  # the role whose tokenizer and chat template encode the text
     max_tokens: int | None = None  # maximum length of a response, with its end token; None: no limit
 
-    @property
-    def shown(self) -> Pairs:
-        """The settings as pairs of name and value, leaving out a limit that is off."""
-        return tuple((name, value) for name, value in super().shown if value is not None)
-
 
 @dataclass(frozen=True)
 class ChooseOptions(NodeOptions):
@@ -151,6 +147,20 @@ class DrawOptions(NodeOptions):
     newest: bool = False  # the newest instead of random ones
 
 
+@dataclass(frozen=True)
+class ConcatOptions(NodeOptions):
+    """The settings of a `concat` call."""
+
+    groups: Literal["prompts"] | None = None  # "prompts": rows of the same prompt form one group
+    fill: Pairs = ()  # column → its value in the rows of batches without the column
+
+    @property
+    def shown(self) -> Pairs:
+        """The settings as pairs of name and value: ``groups`` if it is set, then a ``fill.NAME`` per column."""
+        groups: Pairs = (("groups", self.groups),) if self.groups else ()
+        return (*groups, *((FILL + name, value) for name, value in self.fill))
+
+
 AnyOptions = (
     NodeOptions
     | ShownOptions
@@ -163,6 +173,7 @@ AnyOptions = (
     | ReadOptions
     | WriteOptions
     | DrawOptions
+    | ConcatOptions
 )
 
 

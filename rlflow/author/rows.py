@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from rlflow.author.node_options import ChooseOptions, EncodeOptions
+from rlflow.author.node_options import ChooseOptions, ConcatOptions, EncodeOptions
 from rlflow.author.scope import current
 from rlflow.author.source_lines import call_place
 from rlflow.errors import FlowError, Problem
@@ -123,20 +124,35 @@ def choose(
     return current().choose(batch, str(column or top), ChooseOptions(count or 0, per))
 
 
-def concat(*batches: Any) -> Any:
+def concat(
+    *batches: Any,
+    fill: Mapping[str, bool | int | float | str] | None = None,
+    groups: Literal["prompts"] | None = None,
+) -> Any:
     """Join batches into one, with the rows of one batch after another.
 
-    The result has the columns that all batches have. Groups of different batches stay separate.
+    The result has the columns that all batches have. With ``fill``, it also has columns that only some of
+    them have: their value in the other batches' rows is ``fill[name]``, for each row or each token. The row
+    column ``part`` tells which batch each row comes from, counted from 0.
+
+    Groups of different batches stay separate, unless ``groups="prompts"``. Then all rows that descend from
+    the same prompt form one group, and groups come in the order of the prompts. The batches must be made
+    from the same prompts, such as by `generate` and `encode`. Equal prompts of different rows don't count as
+    the same.
     """
-    if len(batches) < 2:
+    plain = fill is None or (
+        isinstance(fill, Mapping)
+        and all(isinstance(n, str) and isinstance(v, bool | int | float | str) for n, v in fill.items())
+    )
+    if len(batches) < 2 or not plain or groups not in (None, "prompts"):
         raise FlowError(
             Problem(
                 "concat-arguments",
-                "concat needs two batches or more",
+                "concat needs two batches or more, and numbers or texts to fill columns with",
                 call_place(),
-                found=f"{len(batches)} batches",
-                expected="concat(first, second)",
-                remedy="pass each batch as an argument of its own",
+                found=f"{len(batches)} batches, fill={fill!r}, groups={groups!r}",
+                expected='concat(first, second), with fill={"sampled_logprobs": 0.0} or groups="prompts"',
+                remedy="pass each batch as an argument of its own, and the value of each filled column by name",
             )
         )
-    return current().concat(batches)
+    return current().concat(batches, ConcatOptions(groups, tuple((fill or {}).items())))

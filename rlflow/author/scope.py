@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from rlflow.author.node_options import ChooseOptions, EncodeOptions
+    from rlflow.author.node_options import ChooseOptions, ConcatOptions, EncodeOptions
     from rlflow.author.stage import Stage
 
 T = TypeVar("T")
@@ -47,8 +47,8 @@ class Scope(Protocol):
     def choose(self, batch: Any, column: str, settings: ChooseOptions) -> Any:
         """Keep the rows that ``settings`` select by their values in ``column``."""
 
-    def concat(self, batches: Sequence[Any]) -> Any:
-        """Join batches into one, with the rows of one batch after another."""
+    def concat(self, batches: Sequence[Any], settings: ConcatOptions) -> Any:
+        """Join batches into one. ``settings`` says how the rows form groups, and what to fill columns with."""
 
     def number(self, name: str) -> Any:
         """Return the scalar ``name`` that every real batch of the flow has, or None."""

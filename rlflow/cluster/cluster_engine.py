@@ -15,11 +15,11 @@ from torch import Tensor
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data, ramp
-from rlflow.author.columns import SOURCE, Level
+from rlflow.author.columns import SOURCE, Kind, Level
 from rlflow.author.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
-from rlflow.author.node_options import UpdateOptions
+from rlflow.author.node_options import ConcatOptions, UpdateOptions, Value
 from rlflow.author.stage import Stage
 from rlflow.cluster.calls import Calls, ShardLedger
 from rlflow.cluster.rpc.message import pickled
@@ -37,7 +37,16 @@ from rlflow.compiler.placement import Parallel, Placement
 from rlflow.compiler.spans import RankSpan
 from rlflow.errors import RemoteError
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
-from rlflow.execution.lineage import group_of_joined, only_part, per_row, with_rows
+from rlflow.execution.lineage import (
+    UNFILLED,
+    JoinedAxis,
+    filling,
+    joined_names,
+    lacking,
+    only_part,
+    per_row,
+    with_rows,
+)
 from rlflow.execution.row_figures import NO_REWARDS, ScoredRecords
 from rlflow.execution.row_ledger import UpdateRows
 from rlflow.execution.summary import IterationSummary
@@ -354,28 +363,50 @@ class ClusterEngine(Engine):
         axis = batch.axis.take(torch.arange(len(batch)).repeat_interleave(counts))
         return self.calls.kept(pool, answers, begun, axis), place
 
-    def concat(self, parts: Sequence[Batch], call_options: CallOptions = HERE) -> Batch:
-        """Join the rows of all ``parts`` into one batch.
+    def concat(
+        self, parts: Sequence[Batch], options: ConcatOptions = UNFILLED, call_options: CallOptions = HERE
+    ) -> Batch:
+        """Join the rows of all ``parts`` into one batch, with the columns that all have or ``options`` fill.
 
         A column that has the same stored name in every part stays on its workers. All others are copied to
         one rank.
         """
-        if (only := only_part(parts)) is not None:
+        parts = [self._with_filled(part, lacking(part, parts, options), call_options) for part in parts]
+        if (only := only_part(parts, options)) is not None:
             return only
+        rows, kept = JoinedAxis.of([part.axis for part in parts], options), joined_names(parts)
         parts = with_rows(parts)
-        axis = Axis.join([part.axis for part in parts])
         pool = self._nearest(parts[0], call_options).name
         parts = [self.spread(self.per_row(part), pool) for part in parts]
         names = {
             name: {data.name for part in parts if isinstance(data := part.data[name], RemoteColumn)}
-            for name in parts[0].data
+            for name in kept
         }
         alike = [name for name, known in names.items() if len(known) < 2]
         others = [name for name in names if name not in alike]
-        whole = joined([part.select(*alike) for part in parts], axis).data if alike else {}
+        whole = joined([part.select(*alike) for part in parts], rows.axis).data if alike else {}
         if others:
-            whole |= joined([self.held(part.select(*others), pool) for part in parts], axis).data
-        return Batch(axis, whole | group_of_joined(axis, parts))
+            whole |= joined([self.held(part.select(*others), pool) for part in parts], rows.axis).data
+        return Batch(rows.axis, rows.in_order(whole) | rows.columns())
+
+    def _with_filled(
+        self, part: Batch, columns: Mapping[str, tuple[Kind, Value]], call_options: CallOptions
+    ) -> Batch:
+        """Return the batch with filled columns. Columns with values per token are made where its tokens are."""
+        of_tokens = {
+            name: column
+            for name, column in columns.items()
+            if column[0].level is Level.TOKEN and isinstance(part.data.get("tokens"), RemoteColumn)
+        }
+        others = {name: column for name, column in columns.items() if name not in of_tokens}
+        part = Batch(part.axis, part.data | filling(part, others))
+        if not of_tokens:
+            return part
+        tokens = part.select("tokens")
+        pool = self._nearest(tokens, HERE)
+        split, arguments = self._split(tokens, pool), {"columns": of_tokens}
+        answers = self.calls.run(pool, "filled", tokens, split, arguments, call_options, "cpu")
+        return Batch(part.axis, part.data | self.calls.kept(pool, answers, split, part.axis).data)
 
     def per_row(self, batch: Batch) -> Batch:
         """Return the batch with each group's values repeated for every row of the group."""

@@ -43,6 +43,7 @@ from rlflow.config.roles.rewards import ModelScore, RewardNames, Rewards
 from rlflow.errors import Reason
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import CallOptions
+from rlflow.execution.lineage import filling
 from rlflow.execution.local_engine import LocalEngine
 from rlflow.execution.offload_manager import OffloadManager
 from rlflow.execution.summary import summarise
@@ -242,6 +243,10 @@ class Worker:
     def responses(self, call: Call, batch: Batch) -> Answer:
         """Encode the texts in ``batch`` as responses for the roles that learn from them, and store these."""
         return self._keep(call, self.engine.responses(batch, call.arguments["roles"]))
+
+    def filled(self, call: Call, batch: Batch) -> Answer:
+        """Make columns with the same value in all tokens of the rows, and store them."""
+        return self._keep(call, Batch(batch.axis, filling(batch, call.arguments["columns"])))
 
     def cut(self, call: Call, batch: Batch) -> Answer:
         """Store the beginnings of responses from which new responses continue.
@@ -528,6 +533,7 @@ OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "stage": Worker.stage,
     "encode": Worker.encode,
     "responses": Worker.responses,
+    "filled": Worker.filled,
     "cut": Worker.cut,
     "facts": Worker.facts,
     "split": Worker.split,

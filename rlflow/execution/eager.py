@@ -18,7 +18,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.joint import joined, specification
 from rlflow.author.loss import Loss
 from rlflow.author.memory import NUMBER, Table
-from rlflow.author.node_options import ChooseOptions, EncodeOptions, UpdateOptions
+from rlflow.author.node_options import ChooseOptions, ConcatOptions, EncodeOptions, UpdateOptions
 from rlflow.author.scope import AskWay, symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source_lines import call_place, definition_place
@@ -113,9 +113,21 @@ class OutsideFlow:
         rows = real("choose", batch)
         return rows.rows(chosen_rows(rows[column], rows.axis, options))
 
-    def concat(self, batches: Sequence[Any]) -> Batch:
-        """Return one batch with the rows of all batches."""
-        return joined_rows([real("concat", batch) for batch in batches])
+    def concat(self, batches: Sequence[Any], options: ConcatOptions) -> Batch:
+        """Return one batch with the rows of all batches, joined as ``options`` says."""
+        return joined_rows(_parts(batches, options), options)
+
+
+def _parts(batches: Sequence[Any], options: ConcatOptions) -> list[Batch]:
+    """Return the real batches to join. Raises FlowError if ``options`` fill a column that none of them has."""
+    parts = [real("concat", batch) for batch in batches]
+    known = dict.fromkeys(name for part in parts for name in part.data)
+    FlowError.refuse(
+        column_rules.filled_nowhere(name, known, call_place())
+        for name, _ in options.fill
+        if name not in known
+    )
+    return parts
 
 
 def prepared(
@@ -394,19 +406,18 @@ class Session:
             raise SkipIteration(f"{node} kept none of {len(batch)} rows")
         return Batch(rows.axis, batch.carried(rows.axis))
 
-    def concat(self, batches: Sequence[Any]) -> Batch:
-        """Return one batch with the rows of all batches."""
-        parts = [real("concat", batch) for batch in batches]
+    def concat(self, batches: Sequence[Any], options: ConcatOptions) -> Batch:
+        """Return one batch with the rows of all batches, joined as ``options`` says."""
+        parts = _parts(batches, options)
         drawn = any(self._is_drawn(part.axis) for part in parts)
         self.next_call("concat", counts=not drawn)
         if (idle := next((part for part in parts if not part.axis.made), None)) is not None:
             return without_rows(idle)
         none = {name: data for part in parts for name, data in part.data.items() if data.value is None}
+        shared = {name: data for name, data in none.items() if all(name in part for part in parts)}
         parts = [part.drop(*(none.keys() & part.data.keys())) for part in parts]
-        names = [name for name in parts[0].data if all(name in part for part in parts)]
-        joined = self.engine.concat([part.select(*names) for part in parts])
+        joined = self.engine.concat(parts, options)
         self.drawn += [joined.axis] if drawn else []
-        shared = {name: data for name, data in none.items() if all(name in part for part in batches)}
         return Batch(joined.axis, joined.data | shared)
 
     def _is_drawn(self, axis: Axis) -> bool:

@@ -21,14 +21,29 @@ from rlflow.author.columns import CLOCK, Kind, Level
 from rlflow.author.figures import Figure
 from rlflow.author.loss import Loss
 from rlflow.author.memory import NUMBER, Reducer
-from rlflow.author.node_options import ChooseOptions, DrawOptions, EncodeOptions, UpdateOptions
+from rlflow.author.node_options import (
+    ChooseOptions,
+    ConcatOptions,
+    DrawOptions,
+    EncodeOptions,
+    UpdateOptions,
+)
 from rlflow.author.seeds import derived
 from rlflow.author.stage import Stage
 from rlflow.compiler.spans import RankSpan
 from rlflow.errors import listed
 from rlflow.execution import episodes
 from rlflow.execution.follow_ups import Asking, Roles, encoded_prompts, encoded_responses
-from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, only_part, per_row, with_rows
+from rlflow.execution.lineage import (
+    UNFILLED,
+    chosen_rows,
+    cut_rows,
+    filling,
+    joined_rows,
+    lacking,
+    only_part,
+    per_row,
+)
 from rlflow.execution.memory.buffers import KeptBuffer
 from rlflow.execution.memory.tables import KeptTable
 from rlflow.execution.offload_manager import OffloadManager
@@ -545,13 +560,16 @@ class Engine:
             "dropped": PartialMetric.sum(float(len(batch) - len(index)))
         }
 
-    def concat(self, parts: Sequence[Batch], call_options: CallOptions = HERE) -> Batch:
-        """Concatenate batches with the same columns into one.
+    def concat(
+        self, parts: Sequence[Batch], options: ConcatOptions = UNFILLED, call_options: CallOptions = HERE
+    ) -> Batch:
+        """Concatenate batches into one, with the columns that all have or that ``options`` fill.
 
-        Parts without rows are left out. If only one part is left, it's returned as it is.
+        If only one of them has rows, these stay as they are.
         """
-        part = only_part(parts)
-        return joined_rows(with_rows(parts)) if part is None else part
+        parts = [Batch(part.axis, part.data | filling(part, lacking(part, parts, options))) for part in parts]
+        part = only_part(parts, options)
+        return joined_rows(parts, options) if part is None else part
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:

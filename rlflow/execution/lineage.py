@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data, group_column, ramp
-from rlflow.author.columns import Kind, Level
-from rlflow.author.node_options import ChooseOptions
-from rlflow.compiler.trace.column_rules import joined_kinds
+from rlflow.author.columns import TABLE, Kind, Level
+from rlflow.author.node_options import ChooseOptions, ConcatOptions, Value
+from rlflow.author.source_lines import call_place
+from rlflow.compiler.trace.column_rules import joined_kinds, missing, no_common_prompts, unfillable
 from rlflow.errors import FlowError
+
+UNFILLED = ConcatOptions()  # one batch after another, with the columns that all have
 
 
 def chosen_rows(by: Tensor, axis: Axis, options: ChooseOptions) -> Tensor:
@@ -115,37 +119,118 @@ def per_row(data: Data, axis: Axis) -> Data:
     return replace(data, kind=Kind(Level.ROW, data.kind.dtype), value=data.value[axis.slots])
 
 
+OF_JOINED = ("group", "part")  # columns that joined rows get anew
+
+
 def with_rows(parts: Sequence[Batch]) -> list[Batch]:
     """Return the batches that have rows, or only the first one if none has."""
     return [part for part in parts if len(part)] or [parts[0]]
 
 
-def only_part(parts: Sequence[Batch]) -> Batch | None:
-    """Return the only batch with rows, as if it were the joined one, or None if there are several."""
-    filled = with_rows(parts)
-    if len(filled) > 1 or len(parts) == 1:
-        return None
-    [part] = filled
-    return Batch(part.axis, part.data | group_of_joined(part.axis, [part]))
+def only_part(parts: Sequence[Batch], options: ConcatOptions) -> Batch | None:
+    """Return the only batch with rows, as if it were the joined one, or None if there are several.
 
-
-def joined_rows(parts: Sequence[Batch]) -> Batch:
-    """Concatenate batches, keeping the columns that all of them have.
-
-    Raises FlowError if a column's kind differs between batches.
+    With groups by prompt, rows are always joined.
     """
-    axis = Axis.join([part.axis for part in parts])
-    names = [name for name in parts[0].data if name != "group" and all(name in part for part in parts)]
+    if len(with_rows(parts)) > 1 or len(parts) == 1 or options.groups is not None:
+        return None
+    number = next((i for i, part in enumerate(parts) if len(part)), 0)
+    axis, data = parts[number].axis, parts[number].data
+    group = {"group": group_column(axis)} if all(part.axis.grouped for part in parts) else {}
+    part = Data(TABLE["part"].kind, torch.full((len(axis),), number))
+    names = [name for name in joined_names(parts) if name not in OF_JOINED]
+    return Batch(axis, {name: data[name] for name in names} | group | {"part": part})
+
+
+def joined_rows(parts: Sequence[Batch], options: ConcatOptions = UNFILLED) -> Batch:
+    """Concatenate batches, keeping the columns that all of them have or that ``options`` fill.
+
+    Raises FlowError if a column's kind differs between batches, or if a column can't be filled.
+    """
+    joined = JoinedAxis.of([part.axis for part in parts], options)
+    parts = [Batch(part.axis, part.data | filling(part, lacking(part, parts, options))) for part in parts]
+    names = [name for name in joined_names(parts) if name not in OF_JOINED]
     for name in names:
         if problem := joined_kinds(name, [part.data[name].kind for part in parts], None):
             raise FlowError(problem)
-    data = {name: _joined([per_row(part.data[name], part.axis) for part in parts]) for name in names}
-    return Batch(axis, data | group_of_joined(axis, parts))
+    full = with_rows(parts)
+    data = {name: _joined([per_row(part.data[name], part.axis) for part in full]) for name in names}
+    return Batch(joined.axis, joined.in_order(data) | joined.columns())
 
 
-def group_of_joined(axis: Axis, parts: Sequence[Batch]) -> dict[str, Data]:
-    """Return the column ``group`` of joined rows, by name, or an empty dict if a part has no groups."""
-    return {"group": group_column(axis)} if all(part.axis.grouped for part in parts) else {}
+def joined_names(parts: Sequence[Batch]) -> list[str]:
+    """Return the columns that all batches have, in the order of the first batch."""
+    return [name for name in parts[0].data if all(name in part for part in parts)]
+
+
+@dataclass(frozen=True)
+class JoinedAxis:
+    """The axis of joined rows."""
+
+    axis: Axis
+    lengths: tuple[int, ...]  # rows of each part
+    # int64 [rows]: each row's number among the rows of all parts, one part after another; None if that is
+    # their order anyway
+    order: Tensor | None = None
+
+    @staticmethod
+    def of(parts: Sequence[Axis], options: ConcatOptions) -> JoinedAxis:
+        """Join the rows of all parts. Raises FlowError if ``options`` ask for groups that there can't be."""
+        lengths = tuple(map(len, parts))
+        if options.groups is None:
+            return JoinedAxis(Axis.join(parts), lengths)
+        joined = Axis.join_groups(parts)
+        if joined is None:
+            raise FlowError(no_common_prompts(call_place()))
+        return JoinedAxis(joined[0], lengths, joined[1])
+
+    def in_order(self, data: Mapping[str, Data]) -> dict[str, Data]:
+        """Put columns that have the rows of all parts, one part after another, into the order of the axis."""
+        if self.order is None:
+            return dict(data)
+        return {name: each.take(self.order, self.axis) for name, each in data.items()}
+
+    def columns(self) -> dict[str, Data]:
+        """Return the columns ``part`` and, if the rows have groups, ``group``."""
+        part = torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))
+        part = part if self.order is None else part[self.order]
+        group = {"group": group_column(self.axis)} if self.axis.grouped else {}
+        return group | {"part": Data(TABLE["part"].kind, part)}
+
+
+def lacking(part: Batch, parts: Sequence[Batch], options: ConcatOptions) -> dict[str, tuple[Kind, Value]]:
+    """Return the columns to fill for the rows of ``part``: name → their kind in another part, and the value."""
+    found: dict[str, tuple[Kind, Value]] = {}
+    for name, value in options.fill:
+        other = next((each.data[name] for each in parts if name in each), None)
+        if name not in part and other is not None:
+            kind = other.kind
+            found[name] = Kind(Level.ROW, kind.dtype) if kind.level is Level.GROUP else kind, value
+    return found
+
+
+def filling(part: Batch, columns: Mapping[str, tuple[Kind, Value]]) -> dict[str, Data]:
+    """Return columns with one value in all rows, or in all tokens of all rows.
+
+    ``columns``: name → kind and value. Raises FlowError if the value doesn't have the kind, or if the column
+    has a value per token but the batch has no ``tokens``.
+    """
+    made = {}
+    for name, (kind, value) in columns.items():
+        if problem := unfillable(name, kind, value, call_place()):
+            raise FlowError(problem)
+        lengths = None
+        if kind.level is Level.TOKEN:
+            if "tokens" not in part:
+                raise FlowError(missing("concat", "tokens", list(part.data), call_place(), None, ()))
+            lengths = part.data["tokens"].row_lengths
+        if kind.level is Level.TEXT:
+            made[name] = Data(kind, (str(value),) * len(part))
+            continue
+        count = len(part) if lengths is None else int(lengths.sum())
+        dtype = getattr(torch, kind.dtype or "float32")
+        made[name] = Data(kind, torch.full((count,), cast("bool | int | float", value), dtype=dtype), lengths)
+    return made
 
 
 def _joined(pieces: Sequence[Data]) -> Data:

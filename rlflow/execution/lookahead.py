@@ -22,7 +22,7 @@ import torch
 from rlflow.author.axis import Axis, FollowUpTokens
 from rlflow.author.batch import Batch
 from rlflow.author.figures import Figure, Of
-from rlflow.author.node_options import GenerateOptions, RepeatOptions
+from rlflow.author.node_options import ConcatOptions, GenerateOptions, RepeatOptions
 from rlflow.compiler.graph.ancestry import ahead_of_training
 from rlflow.compiler.graph.due import Idle, idle_in
 from rlflow.compiler.graph.model import Node, Op
@@ -34,6 +34,7 @@ from rlflow.execution.computed import sampling_of
 from rlflow.execution.engine import CallOptions, Engine
 from rlflow.execution.executor import Executor
 from rlflow.execution.iteration_outcome import Outcome, Sampled
+from rlflow.execution.lineage import JoinedAxis
 from rlflow.execution.queues import Queues
 from rlflow.execution.repeat import RepeatNames, kept_groups, repeat_metrics, row_counts
 from rlflow.execution.row_ledger import placer_of, source_of
@@ -453,7 +454,8 @@ class Ahead:
             case Op.ENCODE:
                 return axes[node.axis].encode(parts[0])
             case Op.CONCAT:
-                return Axis.join([axes[part] for part in self.plan.graph.axes[node.rows_axis].parts])
+                joined = [axes[part] for part in self.plan.graph.axes[node.rows_axis].parts]
+                return JoinedAxis.of(joined, node.options(ConcatOptions)).axis
         return axes[node.axis]
 
 

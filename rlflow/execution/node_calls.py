@@ -13,6 +13,7 @@ from rlflow.author.memory import Reducer
 from rlflow.author.node_options import (
     AskOptions,
     ChooseOptions,
+    ConcatOptions,
     DrawOptions,
     EncodeOptions,
     GenerateOptions,
@@ -143,7 +144,8 @@ def _choose(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetri
 
 
 def _concat(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
-    return run.engine.concat(run.store.parts(run.plan, node, run.fetch), _call_options(run, node)), {}
+    parts, options = run.store.parts(run.plan, node, run.fetch), node.options(ConcatOptions)
+    return run.engine.concat(parts, options, _call_options(run, node)), {}
 
 
 def _read(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:

@@ -373,9 +373,14 @@ class Ledger:
         entry, real = self.graph.axes[axis], self.axes[axis]
         if entry.parts:
             parts = [self.origins(part) for part in entry.parts]
-            return RowOrigins(
+            joined = RowOrigins(
                 torch.cat([part.node for part in parts]), torch.cat([part.row for part in parts])
             )
+            if entry.parent is None:
+                return joined
+            by_prompts = Axis.join_groups([self.axes[part] for part in entry.parts])
+            assert by_prompts is not None
+            return joined.take(by_prompts[1])
         if entry.step == "chosen" and entry.parent is not None:
             assert real.index is not None
             return self.origins(entry.parent).take(real.index)

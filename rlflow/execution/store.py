@@ -14,6 +14,7 @@ import torch
 
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch, Data, spread
+from rlflow.author.node_options import ConcatOptions
 from rlflow.compiler.graph.model import Column, Input, Node
 from rlflow.compiler.plan import Plan
 from rlflow.execution.engine import CallOptions, Engine, model_reads
@@ -71,9 +72,12 @@ class Store:
     def parts(self, plan: Plan, node: Node, fetch: Fetch) -> list[Batch]:
         """Return the batches that a `concat` node joins.
 
-        Each batch has the rows of its part, with the columns that are later read from the joined rows.
+        Each batch has the rows of its part, with the columns that are later read from the joined rows. If the
+        node fills columns, batches also have ``tokens``.
         """
         needed, batches = set(plan.keeps(node)), []
+        if node.options(ConcatOptions).fill:
+            needed.add("tokens")
         for number, part in enumerate(plan.graph.axes[node.rows_axis].parts):
             axis, mark = self.axes[part], f"{number}."
             items = {
@@ -87,7 +91,7 @@ class Store:
                     {
                         name: self.over(plan, item, axis, fetch)
                         for name, item in items.items()
-                        if name in needed
+                        if name in needed and item.column in self.columns
                     },
                 )
             )

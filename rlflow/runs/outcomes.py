@@ -76,23 +76,34 @@ def without_funnel(health: Mapping[Figure, float]) -> dict[Figure, float]:
 def _of_account(account: RowAccount, nodes: Mapping[str, Node], role: str) -> dict[str, float]:
     """Return the steps that the row accounting knows: how many rows were sampled, kept and used.
 
-    ``role``: count only this role's rows, or those of all roles if it is "".
+    Rows encoded from text count as well if an update trained on them together with sampled rows. ``role``:
+    count only this role's rows, or those of all roles if it is "".
     """
     sources = [
         source
         for source in {*account.sampled, *account.opened}
         if _learned(account, source) and _samples(nodes[source], role)
     ]
+    trained = {
+        (source, end): count
+        for (source, end), count in account.ends.items()
+        if end.fate is RowOutcome.TRAINED and role in ("", nodes[end.node].role)
+    }
+    together = {end.node for source, end in trained if source in sources}
+    encoded = {
+        source
+        for source, end in trained
+        if sources and nodes[source].op is Op.ENCODE and end.node in together
+    }
     used = sum(
         count.rows
-        for (source, end), count in account.ends.items()
-        if end.fate is RowOutcome.TRAINED
-        and role in ("", nodes[end.node].role)
-        and not (sources and nodes[source].op in (Op.ENCODE, Op.DRAW))  # not sampled in this iteration
+        for (source, _), count in trained.items()
+        # encoded and drawn rows were not sampled in this iteration
+        if not sources or source in encoded or nodes[source].op not in (Op.ENCODE, Op.DRAW)
     )
     if not sources:
         return {"used": float(used)} if used else {}
-    sampled = sum(
+    sampled = sum(account.placed[source].rows for source in encoded) + sum(
         which.get(source, Count()).rows for source in sources for which in (account.sampled, account.opened)
     )
     dropped = sum(

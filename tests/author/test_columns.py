@@ -14,7 +14,7 @@ CONTRACT = {
     "token float32": "sampled_logprobs logprobs ref_logprobs entropy values rewards advantages returns "
     "weights turn_rewards",
     "row float32": "scores temperature episode_score",
-    "row int64": "group prefix_length prompt_id turns",
+    "row int64": "group prefix_length prompt_id turns part",
     "scalar int64": "iteration",
     "scalar float32": "progress",
     "row bool": "chosen",

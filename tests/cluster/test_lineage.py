@@ -39,6 +39,8 @@ PLACES = [
     ("marked", "all=4@threads", 1),
     ("correction", "all=2@threads", 1),
     ("taught", "all=2@threads", 1),
+    ("demonstrated", "all=2@threads", 1),
+    ("demonstrated", "train=1@threads,rollout=2@threads", 1),
     ("critique", "train=2@threads,rollout=1@threads", 1),
     (EMA, "all=2@threads", 1),
     ("vine", APART, 3),

@@ -339,3 +339,59 @@ def reviewed(prompts, actor, reward):
     batch |= truncated_weights(batch, cap=2.0)
     actor.update(batch, policy_loss)
     actor.update(shown, likelihood)
+
+
+@stage(gives={"off": row("int64")})
+def origin(part):
+    return part
+
+
+@stage(gives={"good": row("bool")})
+def good(scores):
+    return scores > 0.2
+
+
+@loss
+def mixed_loss(new, logprobs, advantages, weights, off):
+    ratio = torch.where(off[:, None] == 1, new.logprobs, new.logprobs - logprobs).exp()
+    return -weights * ratio * advantages, {}
+
+
+@flow
+def demonstrated(prompts, actor, reward):
+    """Lessons and rewritten responses join the groups of the sampled responses to the same prompts."""
+    prompts |= lesson(prompts)
+    shown = encode(prompts, "lesson", actor)
+    shown |= reward(shown)
+    batch = actor.generate(prompts, samples=3, max_tokens=5)
+    batch |= reward(batch)
+    batch = choose(batch | good(batch), "good")
+    batch |= improved(batch)
+    better = encode(batch, "better", actor)
+    both = concat(
+        batch.drop("answer"),
+        shown,
+        better,
+        groups="prompts",
+        fill={"sampled_logprobs": 0.0, "good": True, "better": "-"},
+    )
+    both |= origin(both)
+    both |= centred(both)
+    both |= mean_verdict(both)
+    prompts |= both.select("believed")
+    prompts |= known(prompts)
+    both |= prompts.select("known")
+    both |= actor.logprobs(both)
+    both |= truncated_weights(both, cap=2.0)
+    both = choose(both | counted(both), top="count", count=3, per="group")
+    actor.update(both, mixed_loss, minibatch=3)
+
+
+@stage(gives={"known": row("float32")})
+def known(believed):
+    return believed.nan_to_num(0.5)
+
+
+@stage(gives={"count": row("float32")})
+def counted(known, good, better, scores):
+    return known + scores + good + torch.tensor([len(text) for text in better])

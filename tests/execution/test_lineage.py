@@ -10,16 +10,17 @@ import torch
 from sources import TASKS
 
 import rlflow
-from rlflow import PlanError, ask, flow
+from rlflow import FlowError, PlanError, ask, concat, flow
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
 from rlflow.author.load import load
+from rlflow.author.node_options import ConcatOptions
 from rlflow.compiler.passes import plan
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.errors import StageError
 from rlflow.execution.account import RowOutcome
 from rlflow.execution.follow_ups import Asking
-from rlflow.execution.lineage import cut_rows, whole_completions
+from rlflow.execution.lineage import cut_rows, joined_rows, whole_completions
 
 pytestmark = pytest.mark.slow  # runs models or processes: each test is short, but all together are not
 
@@ -36,6 +37,7 @@ NAMES = [
     "redone",
     "taught",
     "reviewed",
+    "demonstrated",
 ]
 
 
@@ -81,6 +83,62 @@ def test_groups_of_joined_rows_stay_separate_and_are_renumbered(world):
     assert len(both) == 12
     assert both["group"].tolist() == [0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8]
     assert both.axis.slots.tolist() == both["group"].tolist()
+
+
+def test_rows_joined_by_prompts_share_the_groups_of_their_prompts(world):
+    both = rows_of(world, LINEAGE.demonstrated, 6, "concat")
+    assert both["group"].tolist() == both.axis.slots.tolist()
+    prompts = both.axis.keys[:, 0].tolist()
+    assert prompts == sorted(prompts)
+    assert both["group"].tolist() == [sorted({*prompts}).index(position) for position in prompts]
+    order = list(zip(prompts, both["part"].tolist(), strict=True))
+    assert order == sorted(order)
+    assert {part for _, part in order} == {0, 1, 2}
+    sampled = both["part"] == 0
+    assert bool((both["sampled_logprobs"][~sampled] == 0).all())
+    assert bool((both["sampled_logprobs"][sampled][:, 0] < 0).all())
+
+
+def test_a_column_is_filled_for_the_rows_that_lack_it():
+    first = Batch.of(tokens=[[1, 2], [3]], good=[True, False], note=["a", "b"], values=[[0.5, 1.0], [2.0]])
+    second = Batch.of(tokens=[[4, 5, 6], []], score=[0.5, 1.5])
+    fill = (("values", -1), ("good", True), ("note", "?"), ("score", float("nan")))
+    both = joined_rows([first, second], ConcatOptions(fill=fill))
+    assert both.data["values"].lists() == [[0.5, 1.0], [2.0], [-1.0, -1.0, -1.0], []]
+    assert both["good"].tolist() == [True, False, True, True]
+    assert both["note"] == ["a", "b", "?", "?"]
+    assert both["score"].isnan().tolist() == [True, True, False, False]
+    assert both["part"].tolist() == [0, 0, 1, 1]
+    assert both.data["values"].value.dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("fill", "says"),
+    [
+        ({"values": "x"}, "cannot fill column 'values' with 'x'"),
+        ({"values": True}, "cannot fill column 'values' with True"),
+        ({"prompt_tokens": 1}, "cannot fill column 'prompt_tokens' with 1"),
+        ({"value": 1.0}, "fills column 'value', but none of the batches has it"),
+        ({"values": 1.0}, "needs column 'tokens'"),
+    ],
+)
+def test_a_column_that_cannot_be_filled_is_refused(fill, says):
+    first = Batch.of(values=[[0.5, 1.0]], prompt_tokens=[[1]], scores=[1.0])
+    with pytest.raises(FlowError, match=says):
+        concat(first, Batch.of(scores=[2.0]), fill=fill)
+
+
+def test_rows_of_other_prompts_do_not_join_groups():
+    with pytest.raises(FlowError, match="needs rows that were made from the same prompts"):
+        concat(Batch.of(scores=[1.0]), Batch.of(scores=[2.0]), groups="prompts")
+
+
+def test_a_graph_has_the_part_of_joined_rows_only_if_something_reads_it():
+    def parts(flow):
+        return [o.name for o in compile_flow(flow).graph.by_name["concat"].outputs if o.name == "part"]
+
+    assert parts(LINEAGE.correction) == []
+    assert parts(LINEAGE.demonstrated) == ["part"]
 
 
 def test_rows_of_a_group_stay_a_group_after_a_join():

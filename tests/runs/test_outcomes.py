@@ -32,7 +32,8 @@ def samplers(prompts, actor, actor_b):
     )
     actor.generate(prompts, max_tokens=2)
     actor.update(one, likelihood)
-    actor.update(encode(prompts, "answer", actor), likelihood)
+    given = encode(prompts, "answer", actor)
+    actor.update(given, likelihood)
     actor_b.update(other, likelihood)
 
 
@@ -117,6 +118,9 @@ def test_rows_encoded_from_text_are_not_used_samples():
     whole.place("encode", Count(0, 4, 4))
     whole.end("encode", End(RowOutcome.TRAINED, "actor.update#2"), Count(0, 4, 4))
     assert funnel(whole) == {"funnel/rows_sampled": 8, "funnel/rows_used": 8}
+    whole.end("encode", End(RowOutcome.TRAINED, "actor.update"), Count(0, 3, 3))  # joined with the samples
+    whole.place("encode", Count(0, 3, 3))
+    assert funnel(whole) == {"funnel/rows_sampled": 15, "funnel/rows_used": 15}
     alone = RowAccount(placed=whole.placed)
     alone.end("encode", End(RowOutcome.TRAINED, "actor.update#2"), Count(0, 4, 4))
     assert funnel(alone) == {"funnel/rows_used": 4}

@@ -15,6 +15,7 @@ from rlflow.author.node_options import ChooseOptions, DrawOptions, RepeatOptions
 from rlflow.compiler.graph.model import Graph, Node, Op, RowAxis
 
 Axes = Sequence[RowAxis]
+LOSSY = ("chosen", "encoded", "joined")  # steps after which rows of the origin may have no rows left
 
 
 class Merge(Enum):
@@ -63,7 +64,7 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
         return Merge.TOKENS if all_chosen and _values(axes, up[:-1], by_group) == 1 else Merge.NEVER
     if _values(axes, up, by_group) != 1:
         return Merge.NEVER
-    return Merge.SOME if any(axes[step].step in ("chosen", "encoded") for step in up) else Merge.EACH
+    return Merge.SOME if any(axes[step].step in LOSSY for step in up) else Merge.EACH
 
 
 def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
@@ -72,14 +73,36 @@ def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
     ``steps``: the chain of axes from that of the values to the direct child of the origin. With ``by_group``,
     there is one value per group.
     """
-    sampled = [step for step in steps if axes[step].step == "sampled"]
+    # joined rows have a parent only if their groups are the rows of one prompt, as with sampled rows
+    sampled = [step for step in steps if axes[step].step in ("sampled", "joined")]
     counted = sampled[1:] if by_group else sampled  # a group is the rows of the last sampling from one row
-    if any(axes[step].step == "joined" or axes[step].step == "cut" for step in steps):
+    if any(axes[step].step == "cut" for step in steps):
         return 0
     values = 1
     for step in counted:
         values *= axes[step].samples
     return values
+
+
+def common_prompts(axes: Axes, parts: Sequence[int]) -> int | None:
+    """Return the nearest axis without groups that all parts were made from, or None if there is none."""
+    others = [set(line(axes, part)) for part in parts[1:]]
+    return next(
+        (
+            step
+            for step in line(axes, parts[0])
+            if not axes[step].grouped and all(step in other for other in others)
+        ),
+        None,
+    )
+
+
+def origins(axes: Axes, axis: int) -> set[int]:
+    """Return all axes that the rows of ``axis`` were made from, including itself and those joined."""
+    reached = {axis}
+    for origin in (axes[axis].parent, *axes[axis].parts):
+        reached |= origins(axes, origin) if origin is not None else set()
+    return reached
 
 
 def sources(axes: Axes, axis: int) -> set[int]:
@@ -148,7 +171,8 @@ def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
     """
     entry = graph.axes[axis]
     if entry.parts:
-        return sum(expected_groups(graph, part, rows) for part in entry.parts)
+        groups = sum(expected_groups(graph, part, rows) for part in entry.parts)
+        return groups if entry.parent is None else min(groups, rows[entry.parent])
     if entry.step in ("chosen", "encoded") and entry.parent is not None:
         return min(rows[axis], expected_groups(graph, entry.parent, rows))
     pairs = 2 if entry.parent is None and entry.grouped and not entry.samples else 1

@@ -9,7 +9,7 @@ effects.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import networkx as nx
 
-from rlflow.author.columns import Kind
+from rlflow.author.columns import PART, Kind
 from rlflow.author.memory import Kept
 from rlflow.author.node_options import AnyOptions, NodeOptions, Pairs
 from rlflow.author.schedule import ALWAYS, CallSchedule
@@ -377,6 +377,25 @@ def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
     for node in nodes:
         yield node
         yield from all_nodes(node.body.nodes if node.body else ())
+
+
+def without_unread_parts(graph: Graph) -> Graph:
+    """Return the graph without the columns ``part`` of `concat` nodes that no node reads.
+
+    So graphs only differ by this column if they need it.
+    """
+    readers = graph.readers()
+    unread = {
+        Column(node.id, PART)
+        for node in graph.nodes
+        if node.op is Op.CONCAT and Column(node.id, PART) not in readers
+    }
+    nodes = (
+        replace(node, outputs=tuple(out for out in node.outputs if Column(node.id, out.name) not in unread))
+        for node in graph.nodes
+    )
+    results = tuple(item for item in graph.results if item.column not in unread)
+    return replace(graph, nodes=tuple(nodes), results=results) if unread else graph
 
 
 def used_nodes(graph: Graph) -> Iterator[Node]:

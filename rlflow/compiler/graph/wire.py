@@ -13,8 +13,10 @@ from typing import Any
 import msgpack
 
 from rlflow.author.node_options import (
+    FILL,
     AskOptions,
     ChooseOptions,
+    ConcatOptions,
     DrawOptions,
     EncodeOptions,
     GenerateOptions,
@@ -40,6 +42,7 @@ OPTIONS: dict[str, type[NodeOptions]] = {
     Op.READ: ReadOptions,
     Op.WRITE: WriteOptions,
     Op.DRAW: DrawOptions,
+    Op.CONCAT: ConcatOptions,
 }
 LATER = {"step": "sampled", "parts": ()}  # fields of an axis that are omitted at these values
 
@@ -144,6 +147,9 @@ def _own_fields(kind: type[NodeOptions], pairs: Sequence[Sequence[Any]]) -> dict
     if kind is UpdateOptions:
         count = 6 if [name for name, _ in pairs[3:6]] == ["scale", "where", "losses"] else 3
         return {**_own_fields(NodeOptions, pairs[:count]), "own": pairs[count:]}
+    if kind is ConcatOptions:
+        fill = [[name.removeprefix(FILL), value] for name, value in pairs if name.startswith(FILL)]
+        return {"groups": next((value for name, value in pairs if name == "groups"), None), "fill": fill}
     return {name: value if name == "environment" else _typed(value) for name, value in pairs}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rlflow.author.node_options import UpdateOptions
+from rlflow.author.node_options import ConcatOptions, UpdateOptions
 from rlflow.compiler.graph.model import Column, Input, Node, Op
 from rlflow.compiler.passes.recording import RECORDED, last, of_policies, scored_columns
 from rlflow.compiler.plan import FORWARDS, PassNote, Plan
@@ -59,8 +59,19 @@ def prune(plan: Plan) -> Plan:
 
 
 def _joins(node: Node, item: Input, needed: set[Column]) -> bool:
-    """Return True if this input belongs to a joined column that is needed."""
-    return Column(node.id, item.parameter.partition(".")[2]) in needed
+    """Return True if this input belongs to a joined column that is needed.
+
+    The ``tokens`` of a part are also needed if another needed column is filled for it, because they say how
+    many values each row gets.
+    """
+    part, _, name = item.parameter.partition(".")
+    if Column(node.id, name) in needed:
+        return True
+    given = {each.parameter for each in node.inputs}
+    return name == "tokens" and any(
+        Column(node.id, filled) in needed and f"{part}.{filled}" not in given
+        for filled, _ in node.options(ConcatOptions).fill
+    )
 
 
 def reuse(plan: Plan) -> Plan:

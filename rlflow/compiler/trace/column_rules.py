@@ -259,6 +259,92 @@ def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -
     )
 
 
+def unfillable(name: str, kind: Kind | None, value: object, place: Place | None) -> Problem | None:
+    """Return the problem of filling a column with a value that it can't have, or None if it can.
+
+    ``kind``: the column's kind in a batch that has it, or None if it isn't known yet.
+    """
+    if kind is None or kind.level in (Level.TEXT, Level.TOKEN, Level.ROW, Level.GROUP):
+        family = "text" if kind is not None and kind.level is Level.TEXT else kind.family if kind else None
+        own = FILLED[type(value)]
+        if family is None or own == family or (own, family) in (("int", "float"), ("int", "uint")):
+            return None
+    return Problem(
+        "concat-fill",
+        f"concat cannot fill column '{name}' with {value!r}",
+        place,
+        found=f"{name}: {kind}",
+        expected="a value of the column's kind, and a column with one value per token or row",
+        remedy=f'write a value of this kind in fill={{"{name}": …}}, or give the column to each batch',
+    )
+
+
+FILLED = {bool: "bool", int: "int", float: "float", str: "text"}  # type → the family of columns it fills
+
+
+def filled_nowhere(name: str, columns: Iterable[str], place: Place | None) -> Problem:
+    """Return the problem of filling a column that no batch has. ``columns``: those that some batch has."""
+    close = nearest(name, columns)
+    return Problem(
+        "concat-fill",
+        f"concat fills column '{name}', but none of the batches has it",
+        place,
+        found=f'fill={{"{name}": …}}',
+        expected=f"one of {listed(columns)}",
+        nearest=close,
+        remedy=f"fill '{close}'" if close else "remove it from fill",
+    )
+
+
+def no_common_prompts(place: Place | None) -> Problem:
+    """Return the problem of joining rows by prompts if they don't come from the same prompts."""
+    return Problem(
+        "concat-groups",
+        'concat with groups="prompts" needs rows that were made from the same prompts',
+        place,
+        found="batches without a common batch of prompts that they were made from",
+        expected="rows made from one batch of prompts, such as by generate and encode",
+        remedy="make each batch from the same prompts and join all of them in one call, or remove "
+        'groups="prompts"',
+    )
+
+
+def dropped(
+    what: str,
+    name: str,
+    kind: Kind | None,
+    where: Place | None,
+    lacking: str,
+    optional: bool,
+    place: Place | None,
+) -> Problem:
+    """Return the problem of reading a column that `concat` dropped.
+
+    ``where``: the line of the `concat`. ``lacking``: which batches don't have the column. ``optional``:
+    whether the call runs without it.
+    """
+    of_text = kind is not None and kind.level is Level.TEXT
+    value = FILLS.get(name) or ('""' if of_text else ZEROS.get((kind.family if kind else None) or ""))
+    fills = value if kind is None or kind.level is not Level.PROMPT else None
+    return Problem(
+        "concat-dropped",
+        f"{what} runs without column '{name}', because concat dropped it"
+        if optional
+        else f"{what} needs column '{name}', but concat dropped it",
+        place,
+        where,
+        found=f"{lacking} without '{name}'",
+        expected=f"column '{name}' in each batch that concat joins",
+        remedy=f"give '{name}' to each batch before concat"
+        + (f'; or fill it: concat(…, fill={{"{name}": {fills}}})' if fills else ""),
+        severity="warning" if optional else "error",
+    )
+
+
+ZEROS = {"float": "0.0", "int": "0", "uint": "0", "bool": "False"}  # family → a value to fill with
+FILLS = {"temperature": "1.0", "policy_version": "-1", "scores": 'float("nan")'}  # column → a better value
+
+
 def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
     """Return the problem of a merge that leaves rows without a value in a column that can't hold NaN."""
     return Problem(

@@ -25,6 +25,7 @@ from rlflow.compiler.graph.model import (
     RowAxis,
     StateSlot,
     all_nodes,
+    without_unread_parts,
 )
 from rlflow.compiler.trace import column_rules, rules
 from rlflow.compiler.trace.arguments import arguments, raised, role_names
@@ -357,7 +358,7 @@ def _graph(
             tuple(Input(name, source.column) for name, source in result.sources.items()),
             result.axis,
         )
-    return Graph(
+    graph = Graph(
         flow.name,
         nodes,
         tuple(tracer.recorded.axes),
@@ -369,6 +370,7 @@ def _graph(
         evaluation,
         tuple(MemorySlot(name, spec) for name, spec in kept.items()),
     )
+    return without_unread_parts(graph)
 
 
 def role_use(

@@ -10,7 +10,7 @@ from rlflow.author.columns import Kind
 from rlflow.author.flow import Flow
 from rlflow.author.schedule import ALWAYS
 from rlflow.author.scope import entered
-from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RowAxis
+from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RowAxis, without_unread_parts
 from rlflow.compiler.trace import graph_rules
 from rlflow.compiler.trace.arguments import arguments, raised, role_names
 from rlflow.compiler.trace.symbols import RecordedGraph, SymbolicBatch, SymbolicRole
@@ -78,12 +78,14 @@ def _traced(
             *graph_rules.never_read(graph, tracer.functions),
             *graph_rules.replaced_unread(graph, tracer.recorded.replaced),
         )
-    return Graph(
-        body.name,
-        graph.nodes,
-        graph.axes,
-        results=tuple(item for item in every if item.parameter in READ),
-        rows=graph.rows,
+    return without_unread_parts(
+        Graph(
+            body.name,
+            graph.nodes,
+            graph.axes,
+            results=tuple(item for item in every if item.parameter in READ),
+            rows=graph.rows,
+        )
     )
 
 

@@ -13,7 +13,7 @@ from rlflow.author.scope import current
 from rlflow.author.signature import ColumnParameter
 from rlflow.author.source_lines import call_place
 from rlflow.author.stage import Stage
-from rlflow.compiler.graph.ancestry import Merge, merge
+from rlflow.compiler.graph.ancestry import Merge, merge, origins, sources
 from rlflow.compiler.graph.model import Column, Input, Node, Op, Output, RowAxis
 from rlflow.compiler.trace import column_rules, rules
 from rlflow.compiler.trace.symbols import ColumnSource, RecordedGraph, SymbolicBatch
@@ -194,7 +194,8 @@ class GraphRecorder:
         if (batch.axis, name) not in self._poisoned:
             self._poisoned.add((batch.axis, name))
             self.report(
-                problem
+                self._dropped(batch, name, False, what, place)
+                or problem
                 or column_rules.missing(
                     what, name, self.visible(batch), place, definition, self.context.settings
                 )
@@ -232,7 +233,10 @@ class GraphRecorder:
     ) -> None:
         self.reads_prompt_id |= parameter.name == PROMPT_ID
         if parameter.optional:
-            self.report(column_rules.optional_absent(what, parameter.name, place, definition))
+            self.report(
+                self._dropped(batch, parameter.name, True, what, place)
+                or column_rules.optional_absent(what, parameter.name, place, definition)
+            )
         else:
             self._missing(batch, parameter.name, what, place, definition)
 
@@ -269,6 +273,26 @@ class GraphRecorder:
                 self.report(column_rules.own_column(what, name, place, definition))
             outputs.append(Output(name, kind if kind is not None else table, source))
         return tuple(outputs)
+
+    def _dropped(
+        self, batch: SymbolicBatch, name: str, optional: bool, what: str, place: Place | None
+    ) -> Problem | None:
+        """Return the problem of reading a column that a `concat` dropped, or None if none did."""
+        axes = self.recorded.axes
+        for axis in sorted(origins(axes, batch.axis), reverse=True):
+            column = self.recorded.dropped.get(axis, {}).get(name)
+            of_tokens = column is not None and column.kind is not None and column.kind.level is Level.TOKEN
+            if column is not None and (not of_tokens or axis in sources(axes, batch.axis)):
+                return column_rules.dropped(what, name, *column, optional, place)
+        return None
+
+    def note_dropped(self, batch: SymbolicBatch, names: Iterable[str], what: str) -> None:
+        """Report those of the columns ``names``, which a call reads if there are any, that a `concat` dropped."""
+        place = call_place()
+        problems = (
+            self._dropped(batch, name, True, what, place) for name in names if name not in batch.sources
+        )
+        self.report(*(problem for problem in problems if problem is not None))
 
     def rename(self, batch: SymbolicBatch, names: Mapping[str, str]) -> SymbolicBatch:
         """Rename columns as in ``names``, from old to new, and report problems."""

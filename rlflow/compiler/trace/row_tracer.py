@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlflow.author import methods
 from rlflow.author.columns import OF_PROMPTS, Kind, Level, row, standard_kind, text
 from rlflow.author.methods import Setting
-from rlflow.author.node_options import AskOptions, ChooseOptions, EncodeOptions, RepeatOptions
+from rlflow.author.node_options import (
+    AskOptions,
+    ChooseOptions,
+    ConcatOptions,
+    EncodeOptions,
+    RepeatOptions,
+)
 from rlflow.author.schedule import CallSchedule
 from rlflow.author.scope import AskWay
 from rlflow.author.signature import ColumnParameter
 from rlflow.author.source_lines import call_place, definition_place, digest
-from rlflow.compiler.graph.ancestry import line, sources
-from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RowAxis
+from rlflow.compiler.graph.ancestry import common_prompts, line, sources
+from rlflow.compiler.graph.model import Graph, Input, Node, Op, Output, RowAxis, without_unread_parts
 from rlflow.compiler.trace import column_rules, graph_rules, repeat_rules, rules
 from rlflow.compiler.trace.graph_recorder import GraphRecorder, is_scalar
-from rlflow.compiler.trace.symbols import ColumnSource, RecordedGraph, SymbolicBatch
-from rlflow.errors import FlowError, Place
+from rlflow.compiler.trace.symbols import ColumnSource, DroppedColumn, RecordedGraph, SymbolicBatch
+from rlflow.errors import FlowError, Place, listed
 
 # columns that follow-up prompts do not keep
 LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", *OF_PROMPTS, *column_rules.OF_THE_DATA)
@@ -28,6 +34,8 @@ LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", *OF_PROMPTS, *c
 # columns of the old responses, which rows with encoded responses do not keep
 OLD_RESPONSE = (*methods.GENERATE_GIVES, *methods.EPISODE_GIVES, "group")
 ENCODE_GIVES = ("tokens", "mask", "completion", "finish", "temperature", "policy_version", "group")
+
+OF_JOINED = ("group", "part")  # columns that joined rows get anew
 
 ASK_GIVES: dict[AskWay, tuple[str, ...]] = {
     "text": column_rules.OF_THE_DATA,
@@ -148,39 +156,96 @@ class RowTracer(GraphRecorder):
         )
         return self.batch(makes, batch.sources)
 
-    def concat(self, batches: Sequence[Any]) -> SymbolicBatch:
+    def concat(self, batches: Sequence[Any], settings: ConcatOptions) -> SymbolicBatch:
         """Record a `concat` call and return the joined rows."""
         place, parts = call_place(), [self.mine(batch, "concat") for batch in batches]
-        names = [
-            name
-            for name in parts[0].sources
-            if name != "group" and all(name in part.sources for part in parts)
-        ]
-        shared = {name: parts[0].sources[name] for name in names if is_scalar(parts[0].sources[name].kind)}
-        names = [name for name in names if name not in shared]
-        kinds = {name: [part.sources[name].kind for part in parts] for name in names}
+        known = dict.fromkeys(name for part in parts for name in part.sources if name not in OF_JOINED)
+        every = {name for name in known if all(name in part.sources for part in parts)}
+        first = parts[0].sources
+        shared = {name: first[name] for name in first if name in every and is_scalar(first[name].kind)}
+        names = [name for name in known if name in every and name not in shared]
+        filled = self._filled(parts, known, settings, place)
+        kinds = {
+            name: [part.sources[name].kind for part in parts if name in part.sources]
+            for name in (*names, *filled)
+        }
         self.report(
-            *(problem for name in names if (problem := column_rules.joined_kinds(name, kinds[name], place)))
+            *(problem for name in kinds if (problem := column_rules.joined_kinds(name, kinds[name], place)))
         )
-        axes = [self.recorded.axes[part.axis] for part in parts]
-        grouped = all(axis.grouped for axis in axes)
-        makes = self.axis(RowAxis(None, 0, grouped, "joined", tuple(part.axis for part in parts)))
-        outputs = [Output(name, _per_row(parts[0].sources[name].kind), name) for name in names]
-        outputs += [Output("group", standard_kind("group"), "group")] if grouped else []
-        inputs = tuple(
-            Input(f"{i}.{name}", part.sources[name].column) for i, part in enumerate(parts) for name in names
-        )
+        makes = self._joined_axis(parts, settings, place)
+        self.recorded.dropped[makes] = {
+            name: DroppedColumn(
+                next(part.sources[name].kind for part in parts if name in part.sources),
+                place,
+                _lacking(name, parts),
+            )
+            for name in known
+            if name not in kinds and name not in shared
+        }
+        outputs = [Output(name, _per_row(own[0]), name) for name, own in kinds.items()]
+        given = (*(["group"] if self.recorded.axes[makes].grouped else []), "part")
+        outputs += [Output(name, standard_kind(name), name) for name in given]
         node = self.add(
             Op.CONCAT,
             "concat",
             parts[0].axis,
             counts=not any(self.drawn(part.axis) for part in parts),
-            inputs=inputs,
+            inputs=tuple(self._joined_inputs(parts, kinds)),
             outputs=tuple(outputs),
+            settings=settings,
             makes=makes,
             place=place,
         )
         return self.batch(makes, shared | self.symbols(node).sources)
+
+    def _joined_axis(
+        self, parts: Sequence[SymbolicBatch], settings: ConcatOptions, place: Place | None
+    ) -> int:
+        axes, joined = self.recorded.axes, tuple(part.axis for part in parts)
+        grouped = all(axes[axis].grouped for axis in joined)
+        if settings.groups is None:
+            return self.axis(RowAxis(None, 0, grouped, "joined", joined))
+        prompts = common_prompts(axes, joined)
+        if prompts is None:
+            self.report(column_rules.no_common_prompts(place))
+        return self.axis(RowAxis(prompts, 0, True, "joined", joined))
+
+    def _filled(
+        self,
+        parts: Sequence[SymbolicBatch],
+        known: Collection[str],
+        settings: ConcatOptions,
+        place: Place | None,
+    ) -> list[str]:
+        """Return the columns that some parts have and `concat` fills for the others, and report problems."""
+        filled = []
+        for name, value in settings.fill:
+            having = [part for part in parts if name in part.sources]
+            if not having or name not in known:
+                self.report(column_rules.filled_nowhere(name, known, place))
+            elif len(having) < len(parts):
+                kind = having[0].sources[name].kind
+                problem = column_rules.unfillable(name, kind, value, place)
+                self.report(*([problem] if problem else []))
+                if kind is not None and kind.level is Level.TOKEN:
+                    for part in parts:
+                        self.find(part, "tokens", "concat")
+                filled.append(name)
+        return filled
+
+    def _joined_inputs(
+        self, parts: Sequence[SymbolicBatch], kinds: Mapping[str, Sequence[Kind | None]]
+    ) -> Iterator[Input]:
+        """Yield the inputs of a `concat` node, as ``PART.NAME``.
+
+        A part with a column to fill also reads its ``tokens``, which say how many values each row gets.
+        """
+        for number, part in enumerate(parts):
+            names = [name for name in kinds if name in part.sources]
+            if len(names) < len(kinds) and "tokens" in part.sources:
+                names = list(dict.fromkeys((*names, "tokens")))
+            for name in names:
+                yield Input(f"{number}.{name}", part.sources[name].column)
 
     def drawn(self, axis: int) -> bool:
         """Return True if some rows of an axis come from a buffer."""
@@ -237,12 +302,14 @@ class RowTracer(GraphRecorder):
             chosen = repeat_rules.chosen_prompts(self.recorded.axes, result.axis)
             if "keep" not in result.sources and not chosen:
                 self.report(repeat_rules.no_keep(name, list(result.sources), place, definition_place(body)))
-            graph = Graph(
-                name,
-                tuple(self.recorded.nodes),
-                tuple(self.recorded.axes),
-                results=tuple(Input(n, source.column) for n, source in result.sources.items()),
-                rows=result.axis,
+            graph = without_unread_parts(
+                Graph(
+                    name,
+                    tuple(self.recorded.nodes),
+                    tuple(self.recorded.axes),
+                    results=tuple(Input(n, source.column) for n, source in result.sources.items()),
+                    rows=result.axis,
+                )
             )
             replaced = self.recorded.replaced
             self.report(*repeat_rules.body_rows(self.recorded.axes, result.axis, place))
@@ -304,6 +371,7 @@ class RowTracer(GraphRecorder):
         needs += [
             ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.sources
         ]
+        self.note_dropped(batch, optional, what)
         return self.inputs(batch, needs, what, None)
 
 
@@ -315,6 +383,11 @@ def follow_up_columns(sources: Mapping[str, ColumnSource]) -> dict[str, ColumnSo
         for name, source in along.items()
         if source.kind is None or source.kind.level not in (Level.TOKEN, Level.PROMPT)
     }
+
+
+def _lacking(name: str, parts: Sequence[SymbolicBatch]) -> str:
+    """Say which parts don't have a column, counted from 1 as the arguments of `concat`."""
+    return listed(f"batch {number}" for number, part in enumerate(parts, 1) if name not in part.sources)
 
 
 def _per_row(kind: Kind | None) -> Kind | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from rlflow.author.columns import PROMPT_ID, Kind, Level
 from rlflow.author.methods import METHODS
@@ -34,17 +34,28 @@ class ColumnSource:
     kind: Kind | None
 
 
+class DroppedColumn(NamedTuple):
+    """A column that `concat` dropped: its kind, the place of the call, and which batches don't have it."""
+
+    kind: Kind | None
+    place: Place | None
+    lacking: str
+
+
 @dataclass
 class RecordedGraph:
     """The nodes of a flow, or of a `repeat` body, as recorded in program order.
 
-    ``replaced``: (column, place) for each column that another of the same name has replaced. ``clock``: the
-    scalars ``iteration`` and ``progress``, empty until something reads them.
+    ``replaced``: (column, place) for each column that another of the same name has replaced. ``dropped``: for
+    each axis of joined rows, the columns that only some of the batches had: name → their kind, the place of
+    the `concat`, and which batches lack the column. ``clock``: the scalars ``iteration`` and ``progress``,
+    empty until something reads them.
     """
 
     nodes: list[Node] = field(default_factory=list)
     axes: list[RowAxis] = field(default_factory=list)
     replaced: list[tuple[Column, Place | None]] = field(default_factory=list)
+    dropped: dict[int, dict[str, DroppedColumn]] = field(default_factory=dict)
     clock: dict[str, ColumnSource] = field(default_factory=dict)
 
 

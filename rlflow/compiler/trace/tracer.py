@@ -269,6 +269,7 @@ class Tracer(MemoryTracer):
             for n in (*methods.MODEL_READS, "prompt", "entry", *methods.OF_EPISODES)
             if n in batch.sources and n not in reads
         ]
+        self.note_dropped(batch, () if model else methods.OF_EPISODES, what)
         return self.inputs(batch, [*needs, *(ColumnParameter(name, None, True) for name in more)], what, None)
 
     def update(self, role: str, batch: Any, loss: Any, settings: dict[str, Any]) -> None:

@@ -224,12 +224,37 @@ def taught(prompts, actor):
     )
     flow = load_flow(str(tmp_path / "taught.py"))
     assert check(flow, staleness=1).ok
-    (tmp_path / "stale.py").write_text(
-        (tmp_path / "taught.py").read_text().replace('encode(prompts, "answer", actor)', "batch")
-    )
+    text = (tmp_path / "taught.py").read_text()
+    (tmp_path / "stale.py").write_text(text.replace('encode(prompts, "answer", actor)', "batch"))
     assert [p.code for p in check(load_flow(str(tmp_path / "stale.py")), staleness=1).errors] == [
         "stale-uncorrected"
     ]
+
+
+@pytest.mark.parametrize(("corrects", "codes"), [("weights", []), ("advantages", ["stale-uncorrected"])])
+def test_samples_joined_with_encoded_rows_need_a_correction(tmp_path, corrects, codes):
+    (tmp_path / "mixed.py").write_text(
+        f"""from rlflow import compare, concat, encode, flow, loss, truncated_weights
+
+@loss
+def mixed(new, {corrects}):
+    return -new.logprobs * {corrects}
+
+@flow
+def joined(prompts, actor, reward):
+    batch = actor.generate(prompts, samples=2, max_tokens=8)
+    shown = encode(prompts, "answer", actor)
+    both = concat(
+        batch | reward(batch), shown | reward(shown), fill={{"sampled_logprobs": 0.0}}, groups="prompts"
+    )
+    both |= compare(both)
+    both |= actor.logprobs(both)
+    both |= truncated_weights(both, cap=2.0)
+    actor.update(both, mixed)
+"""
+    )
+    found = check(load_flow(str(tmp_path / "mixed.py")), staleness=1).errors
+    assert [p.code for p in found if p.code.startswith("stale")] == codes
 
 
 def test_a_variant_with_a_refused_setting_is_dropped(tmp_path):
