@@ -1,9 +1,11 @@
 """Error messages: all parts of a message, and no text that could control a terminal."""
 
+import ast
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
+from sources import PACKAGE, sources
 
 from rlflow.errors import (
     MESSAGE,
@@ -30,6 +32,45 @@ PROBLEM = Problem(
     "merge it",
     "beta=0.0",
 )
+
+
+# one line for each part that is faulty, below a problem with the remedy
+DETAILS = {"checkpoint-damaged", "data-record"}
+REMEDY = [field.name for field in fields(Problem)].index("remedy")
+
+
+def makes_a_problem(call):
+    return ast.unparse(call.func) in ("Problem", "PlanError.of", "RunHeld.of")
+
+
+def remedy_of(call):
+    """Return the expression of a call's remedy or of its **keywords, or None."""
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    return call.args[REMEDY] if len(call.args) > REMEDY else given.get("remedy", given.get(None))
+
+
+def may_be_empty(value):
+    if isinstance(value, ast.IfExp):
+        return may_be_empty(value.body) or may_be_empty(value.orelse)
+    return isinstance(value, ast.Constant) and not value.value
+
+
+def test_every_problem_has_a_remedy():
+    calls = [
+        (f"{source.path}:{node.lineno}", node)
+        for source in sources(*PACKAGE)
+        for node in source.nodes
+        if isinstance(node, ast.Call) and makes_a_problem(node)
+    ]
+    assert len(calls) > 500
+    lacking = [
+        place
+        for place, call in calls
+        if ((remedy := remedy_of(call)) is None or may_be_empty(remedy))
+        and not any(isinstance(each, ast.Constant) and each.value in DETAILS for each in call.args)
+        and "severity='note'" not in ast.unparse(call)
+    ]
+    assert lacking == []
 
 
 def test_a_problem_has_a_line_for_each_known_part():

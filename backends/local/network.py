@@ -393,4 +393,5 @@ def _logit_transform(network: Network) -> Transform:
         f"{type(module).__name__} transforms its logits in an unknown way",
         found="logits that differ from its head's output",
         expected="at most soft capping or a scale that its config names",
+        remedy="use another model: --model FOLDER",
     )

@@ -45,6 +45,7 @@ def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tupl
             "float16 cannot be trained without loss scaling",
             found="float16",
             expected="bfloat16 or float32",
+            remedy="--dtype bfloat16",
         )
     dtype = torch.float32 if computes_low(spec) and not adapters else getattr(torch, spec.dtype)
     with readable(spec):
@@ -102,6 +103,7 @@ def _config(spec: ModelSpec) -> Any:
             "the local backend needs a Hugging Face model folder",
             found=str(spec.folder),
             expected="a folder with config.json and safetensors",
+            remedy="--model FOLDER",
         )
     return pretrained.read_config(spec.folder)
 
@@ -157,6 +159,7 @@ def load_whole(
             f"the model folder {spec.folder} lacks weights",
             found=f"no {listed(missing, 8)}",
             expected=f"a {type(module).__name__}",
+            remedy="save the folder again with all weights, or correct the architecture in its config.json",
         )
     _check_finite(module, spec)
     return _aligned(module)
@@ -226,6 +229,7 @@ def _language_model(spec: ModelSpec, dtype: torch.dtype, load: Load) -> Any:
             f"{type(module).__name__} has no separate backbone and language-model head",
             found=str(spec.folder),
             expected="a decoder such as Llama, Qwen or Gemma",
+            remedy="use another model, such as one of these",
         )
     return module
 
@@ -240,6 +244,7 @@ def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any
             "a frozen reward model without a score head would give every row the same score",
             found=f"{spec.folder}: {listed(config.architectures or ())}",
             expected="a …ForSequenceClassification",
+            remedy="name a reward model, such as runs/NAME/final/reward after rlflow run reward_model",
         )
     if has_head and config.num_labels != 1:
         raise PlanError.of(
@@ -247,6 +252,7 @@ def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any
             "a reward model gives one number",
             found=f"{config.num_labels} labels in {spec.folder}",
             expected="num_labels = 1",
+            remedy="use a reward model with a single label",
         )
     module = load(
         AutoModelForSequenceClassification, spec, dtype, () if has_head else ("score.weight",), num_labels=1
@@ -257,6 +263,7 @@ def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any
             f"{type(module).__name__} has no linear head named 'score'",
             found=str(spec.folder),
             expected="a decoder such as Llama, Qwen or Gemma",
+            remedy="use another model, such as one of these",
         )
     if not has_head:
         nn.init.zeros_(module.score.weight)

@@ -84,4 +84,5 @@ def _check_fixed(layer: Any, kind: str | None, far: int) -> None:
             f"{type(layer).__name__} chooses rotations by the longest row of a batch, in an unknown way",
             found=f"rope type {_rope(layer.config, kind).get('rope_type')}",
             expected="rope type longrope or dynamic of transformers",
+            remedy="use another model: --model FOLDER",
         )

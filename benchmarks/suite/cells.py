@@ -13,7 +13,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +27,7 @@ from rlflow.compiler.graph.wire import identity
 from rlflow.compiler.trace.compile import TraceOptions
 from rlflow.config.backend_names import source_files
 from rlflow.config.flags import RunConfig
-from rlflow.errors import FlowError, PlanError, Problem, listed, nearest
+from rlflow.errors import FlowError, PlanError, listed, nearest
 from rlflow.runs.api import resolve_config
 from rlflow.runs.depends import module_version
 from rlflow.runs.preview import preview
@@ -74,21 +74,7 @@ def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
         try:
             compiled.append(compile_cell(cell, shape, suite.settings))
         except (FlowError, PlanError) as error:
-            problems += [
-                Problem(
-                    one.code,
-                    f"cell '{cell.name}': {one.message}",
-                    one.place,
-                    one.definition,
-                    one.found,
-                    one.expected,
-                    one.nearest,
-                    one.remedy,
-                    one.variant,
-                    one.severity,
-                )
-                for one in error.problems
-            ]
+            problems += [replace(one, message=f"cell '{cell.name}': {one.message}") for one in error.problems]
     if problems:
         raise PlanError(*problems)
     keys = [each.key for each in compiled]

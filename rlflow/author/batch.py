@@ -243,6 +243,7 @@ class Batch:
                     call_place(),
                     found=str(rows),
                     expected="one row count",
+                    remedy="give each column one value per row",
                 )
             )
         axis = _axis_of(next(iter(rows.values()), 0), values.get("group"))
@@ -352,6 +353,7 @@ class Batch:
                     call_place(),
                     found="none",
                     expected="at least one",
+                    remedy="pass a list with a batch in it",
                 )
             )
         first = batches[0]
@@ -364,6 +366,7 @@ class Batch:
                         call_place(),
                         found=listed(_families(other)),
                         expected=listed(_families(first)),
+                        remedy="merge the missing columns into each batch before joining them",
                     )
                 )
         axis = Axis(stacked([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)

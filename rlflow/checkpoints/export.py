@@ -101,6 +101,7 @@ def _content(loaded: Loaded, role: str) -> dict[str, bytes]:
             f"the checkpoint does not contain a config.json of the role '{role}'",
             found=f"{len(files)} files of the role",
             expected=f"the file {role}/config.json",
+            remedy="export a run that trains a model from a folder (--model FOLDER)",
         )
     parameters = loaded.snapshot.tensors[f"{role}.{PARAMETERS}"]
     own = {t.dtype for name, t in parameters.items() if t.is_floating_point() and _is_model(name)}

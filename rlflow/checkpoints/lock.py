@@ -61,6 +61,7 @@ class Lock:
                 f"the run '{self.folder}' cannot be locked",
                 found=f"{error.strerror} ('{error.filename}')",
                 expected="a writable run directory",
+                remedy="make the folder writable for this user, or start the run in another folder",
             ) from error
         return self
 

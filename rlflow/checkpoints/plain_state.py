@@ -47,7 +47,11 @@ def _mapping(value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]
 
 def _unfit(where: str, value: str, expected: str) -> PlanError:
     return PlanError.of(
-        "checkpoint-state", f"{where} cannot be written as JSON", found=value, expected=expected
+        "checkpoint-state",
+        f"{where} cannot be written as JSON",
+        found=value,
+        expected=expected,
+        remedy="convert the value, for example with str(), int() or .tolist()",
     )
 
 

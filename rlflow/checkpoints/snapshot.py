@@ -38,6 +38,7 @@ class Snapshot:
                 "a checkpoint cannot have this iteration number",
                 found=str(self.iteration),
                 expected="0 or more",
+                remedy="count iterations from 0",
             )
         for group, members in self.tensors.items():
             _check_group(group, members)
@@ -66,12 +67,17 @@ def _check_group(group: str, members: Mapping[str, Tensor]) -> None:
                 f"the tensor '{group}/{name}' cannot be written",
                 expected="a dense tensor of a common dtype",
                 found=f"{tensor.dtype}, {tensor.layout}",
+                remedy="convert it before saving, for example with .to_dense() or .float()",
             )
 
 
 def _refused(what: str, name: str, expected: str) -> PlanError:
     return PlanError.of(
-        "checkpoint-name", f"a checkpoint's {what} cannot have this name", found=repr(name), expected=expected
+        "checkpoint-name",
+        f"a checkpoint's {what} cannot have this name",
+        found=repr(name),
+        expected=expected,
+        remedy="rename it",
     )
 
 

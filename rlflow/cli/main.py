@@ -508,6 +508,7 @@ def _file_problem(error: OSError) -> PlanError:
         f"the operating system refused access to a file: {what}",
         found=str(error.filename or "a file without a name"),
         expected="free space, and permission to read and write the file",
+        remedy="free some space, or correct the permissions, and repeat the command",
     )
 
 

@@ -33,6 +33,7 @@ def frozen(value: Any) -> Any:
         "a reasoning-gym entry contains a value that cannot be written as JSON",
         found=type(value).__name__,
         expected="numbers, text, and lists, tuples, sets and mappings of them",
+        remedy="use another task: rlflow cannot store the entries of this one",
     )
 
 

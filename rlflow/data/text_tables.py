@@ -38,6 +38,7 @@ def text_rows(path: Path) -> Iterator[tuple[dict[str, str], Place] | Problem]:
                 f"not a valid {path.suffix} file: {error}",
                 place=Place(str(path), rows.line_num + 1),
                 expected="UTF-8 text; a value with quotes or line breaks is quoted, and quotes in it are doubled",
+                remedy="correct the line, or save the file again as UTF-8",
             ) from error
 
 

@@ -252,6 +252,7 @@ def _check_run(service: Service) -> None:
             f"the URL of service '{service.name}' is invalid",
             expected="http://HOST:PORT, without a user name",
             found=service.run.partition("://")[0] + "://…@…" if "@" in service.run else service.run,
+            remedy=f"{flag} http://127.0.0.1:8000, with the host and port of the service",
         )
     own = [
         name

@@ -381,6 +381,8 @@ def _cannot_start(scorer: ScorerSpec, stopped: Idle) -> PlanError:
         "reward-load",
         f"the process for reward {_named(scorer)} failed to start {TRIES} times in a row: {why}",
         expected="a process that loads the reward and answers",
+        remedy=f"import the reward in a Python of your own: it has to load within {START:g} s, without ending the "
+        "process",
     )
 
 

@@ -204,6 +204,7 @@ def _split_weight(text: str) -> tuple[str, float]:
             f"the weight of reward '{body}' is invalid",
             found=last,
             expected="a finite number other than 0",
+            remedy=f"--reward {body}:1.0, or remove the weight",
         )
     return body, weight
 
@@ -239,6 +240,7 @@ def _remote(written: str) -> RewardSpec:
             "the reward's URL is invalid",
             found=f"{scheme}://…@…" if "@" in host else url,
             expected="http://HOST:PORT/PATH, without a user name",
+            remedy="--reward http://127.0.0.1:8000/score, with the host, port and path of the server",
         )
     return RewardSpec(
         "remote", path.rstrip("/").rpartition("/")[2] or str(parts.hostname), weight, path=url, source=source
@@ -269,7 +271,9 @@ def _no_function(written: str, path: str) -> PlanError:
         f"the reward '{written}' does not name a function of a file",
         found=written,
         expected="file.py:function",
-        remedy=f"name one of: {listed(names)}" if names else "",
+        remedy=f"name one of: {listed(names)}"
+        if names
+        else "name a function that is defined in a Python file: --reward FILE.py:FUNCTION",
     )
 
 
@@ -280,6 +284,7 @@ def _model(folder: str) -> str:
             f"the folder {folder} does not contain a model",
             expected="a config.json in it",
             found=listed(sorted(item.name for item in Path(folder).iterdir())),
+            remedy="name the folder that contains the config.json of the model",
         )
     return os.path.abspath(folder)
 
@@ -293,4 +298,5 @@ def _unknown(written: str, body: str) -> PlanError:
         found=body,
         expected=FORMS,
         nearest=nearest(body, names),
+        remedy="write one of these; a path starts from the folder in which the command runs",
     )

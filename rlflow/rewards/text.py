@@ -44,6 +44,7 @@ def reads(file: str, function: str) -> Reads:
             found=listed(functions),
             expected=f"def {function}(completion, answer): …",
             nearest=nearest(function, functions),
+            remedy="name a function that the file defines, or define this one",
         )
     node = functions[function]
     return _parameters(node, Place(file, node.lineno))
@@ -63,12 +64,16 @@ def source(file: str, what: str = "reward") -> str:
             found=f"{path.parent} contains {listed(sorted(siblings))}",
             expected=f"file.py:{'function' if what == 'reward' else 'Class'}",
             nearest=nearest(path.name, siblings),
+            remedy="correct the path; a relative path starts from the folder in which the command runs",
         )
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError.of(
-            f"{what}-file", f"cannot read {file}: {error}", expected="a Python file in UTF-8"
+            f"{what}-file",
+            f"cannot read {file}: {error}",
+            expected="a Python file in UTF-8",
+            remedy="save the file as UTF-8, and make it readable for this user",
         ) from error
 
 
@@ -92,7 +97,10 @@ def tree(file: str, what: str = "reward") -> ast.Module:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         raise PlanError.of(
-            f"{what}-syntax", f"the {what}'s file is not valid Python: {error}", place=Place(file, line)
+            f"{what}-syntax",
+            f"the {what}'s file is not valid Python: {error}",
+            place=Place(file, line),
+            remedy="correct this line, or the one before it",
         ) from error
 
 

@@ -429,4 +429,6 @@ def _cannot_start(spec: EnvironmentSpec, why: str) -> PlanError:
         f"{why or f'no answer after {START:g} s'}",
         place=spec.place,
         expected="a process that loads the class and answers",
+        remedy=f"import the class in a Python of your own: it has to load within {START:g} s, without ending the "
+        "process",
     )

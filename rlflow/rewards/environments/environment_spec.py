@@ -174,7 +174,7 @@ def _named(written: str, flag: str) -> tuple[str, str, str]:
             expected=f"FILE.py:Class, {listed(f'{library}:ID' for library in ADAPTERS)}, or one of "
             f"{listed(SHIPPED)}",
             nearest=near,
-            remedy=f"name one of: {listed(names)}" if names else "",
+            remedy=f"name one of: {listed(names)}" if names else "write it in one of these forms",
         )
     return os.path.abspath(path), cls, ""
 

@@ -134,7 +134,11 @@ def width(dtype: str) -> int:
     """Return the size of an element in bytes. Raises PlanError if rlflow can't move tensors of this dtype."""
     if dtype not in WIDTHS:
         raise PlanError.of(
-            "reshard-dtype", f"weights of dtype {dtype} cannot be moved", found=dtype, expected=listed(WIDTHS)
+            "reshard-dtype",
+            f"weights of dtype {dtype} cannot be moved",
+            found=dtype,
+            expected=listed(WIDTHS),
+            remedy="convert the weights before a layout describes them; a run does so with --dtype bfloat16",
         )
     return WIDTHS[dtype]
 

@@ -97,8 +97,8 @@ def _check_ranks(source: WeightLayout, target: WeightLayout, nodes: tuple[int, .
             "reshard-ranks",
             "the layouts have different numbers of ranks",
             found=f"{source.ranks} ranks in the source, {target.ranks} in the target, nodes for {len(nodes)}",
-            expected="all ranks of trainers and generators in each layout; a rank that holds or needs "
-            "nothing has no boxes",
+            expected="all ranks of trainers and generators in each layout",
+            remedy="add the missing ranks to each layout; a rank that holds or needs nothing has no boxes",
         )
 
 

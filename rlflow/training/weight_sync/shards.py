@@ -167,6 +167,7 @@ def from_flat(name: str, part: Tensor, shape: Sequence[int], rank: int, ranks: i
             f"rank {rank} holds too little of the flattened tensor {name!r}",
             found=f"shape {list(part.shape)}",
             expected=f"1-D, {stop - start} elements: ceil(numel / {ranks})",
+            remedy="pass all elements of this rank's part, flattened",
         )
     views, done = [], 0
     for box in flat_boxes(shape, start, stop):
