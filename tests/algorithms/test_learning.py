@@ -44,6 +44,7 @@ SHORT = {
     "debate": {"prompts": 16, "iterations": 5, "hp": {"minibatch": 64}},
     "vineppo": {"prompts": 32, "iterations": 6, "hp": {"minibatch": 64}},
     "gpg": {"prompts": 24, "iterations": 10, "hp": {"samples": 8, "minibatch": 96}},
+    "curriculum": {"prompts": 48, "iterations": 6, "hp": {"chosen": 24, "minibatch": 96}},
     "spo": {"prompts": 192, "iterations": 6, "hp": {"minibatch": 96}},
 }
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rlflow
-from rlflow.algorithms import spo
+from rlflow.algorithms import curriculum, spo
 from rlflow.author.load import load_flow
 from rlflow.backends.null import Trainer
 from rlflow.training.protocols import ModelSpec
@@ -28,7 +28,7 @@ class Traced:
     def __init__(self, name, hp, folder, records, trainer=Trainer, **options):
         data = folder / "records.jsonl"
         data.write_text("".join(json.dumps({"prompt": text, "answer": "0"}) + "\n" for text in records))
-        self.flow, self.columns, self.prompts = load_flow(name), {}, {}
+        self.flow, self.columns = load_flow(name), {}
         hp = dataclasses.replace(self.flow.parameters.hp, **hp)
         self.roles = rlflow.roles(
             self.flow, hp, backend="null", data=str(data), held_out=0, out=str(folder), **options
@@ -43,16 +43,27 @@ class Traced:
         self.columns[of.name] = batch | result[0]
         return result
 
+    def take(self):
+        """Take the prompts of the next iteration. Return their prompt_ids in the order of the data."""
+        self.taken = self.roles.take()
+        self.prompts = dict(
+            zip(self.taken.axis.keys[:, 0].tolist(), self.taken["prompt_id"].tolist(), strict=True)
+        )
+        return list(self.prompts.values())
+
     def iteration(self, scores):
-        """Run an iteration. ``scores``: the scores of each prompt's responses, by prompt_id."""
+        """Run the iteration. ``scores``: the scores of each prompt's responses, by prompt_id."""
 
         def scored(batch):
-            prompts, left = batch["prompt_id"].tolist(), {key: iter(row) for key, row in scores.items()}
-            self.prompts |= dict(zip(batch.axis.keys[:, 0].tolist(), prompts, strict=True))
-            return torch.tensor([next(left[prompt]) for prompt in prompts]), {}
+            left = {prompt: iter(row) for prompt, row in scores.items()}
+            return torch.tensor([next(left[prompt]) for prompt in batch["prompt_id"].tolist()]), {}
 
         self.engine.scorers = dict.fromkeys(self.engine.scorers, scored)
-        self.flow(self.roles.take(), **self.roles)
+        self.flow(self.taken, **self.roles)
+
+    def sampled(self):
+        """Return the prompt_ids of the iteration's responses."""
+        return {self.prompts[place] for place in self.columns["compare"].axis.keys[:, 0].tolist()}
 
     def seen(self, stage, column):
         """Return a column of a stage's rows, sorted by prompt_id and sample. Of a token column, the value at
@@ -96,12 +107,14 @@ def test_spo_tracks_the_expected_score_of_each_prompt(traced):
     score at first, so at its second visit the policy has moved by 0.12, and a quarter of the evidence stays.
     """
     run = traced("spo", {"max_tokens": 4, "keep_low": 0.125}, "abc", trainer=Moving, prompts=3)
+    run.take()
     run.iteration({0: [1.0], 1: [0.0], 2: [NAN]})
     assert run.seen("compare", "value") == [0.5, 0.5, 0.5]
     assert run.seen("compare", "advantages") == [0.707107, -0.707107, NAN]  # gains ±1/2, deviation √(1/2)
     # value, evidence, moved: (0.5 · 0.5 + 1) / 1.5 and (0.5 · 0.5 + 0) / 1.5
     assert run.stored("tracker") == {0: [5 / 6, 1.5, 0.06], 1: [1 / 6, 1.5, 0.06]}
 
+    run.take()
     run.iteration({0: [1.0], 1: [1.0], 2: [0.0]})
     assert run.seen("compare", "value") == [5 / 6, 1 / 6, 0.5]
     assert run.seen("compare", "advantages") == [0.0, 1.0, -1.0]  # gains 1/6, 5/6, -1/2, deviation 2/3
@@ -111,6 +124,7 @@ def test_spo_tracks_the_expected_score_of_each_prompt(traced):
         2: [(0.25 * 0.5 + 0) / 1.25, 0.25 * 1 + 1, 0.12],
     }
 
+    run.take()
     run.iteration({0: [0.0], 1: [1.0], 2: [1.0]})
     assert run.seen("compare", "value") == [1.625 / 1.75, 1.125 / 1.75, 0.1]
     # gains -0.928571, 0.357143, 0.9: mean 0.109524, deviation 0.939098
@@ -141,5 +155,49 @@ def test_spo_stores_the_posterior_of_its_authors():
 
 def test_spo_counts_a_prompt_that_an_iteration_has_twice_as_its_mean(traced):
     run = traced("spo", {"max_tokens": 4, "keep_low": 0.5, "keep_high": 0.5}, "a", prompts=2)
+    run.take()
     run.iteration({0: [1.0, 0.5]})
     assert run.stored("tracker") == {0: [(0.5 * 0.5 + 0.75) / 1.5, 1.5, 0.0]}
+
+
+def test_the_curriculum_samples_the_prompts_of_the_largest_expected_learnability(traced):
+    """With wins w and losses l, it is (w + 1)(l + 1) / ((w + l + 2)(w + l + 3)): 1/6 for a new prompt. Of equal
+    prompts, the first in the data is sampled.
+    """
+    run = traced("curriculum", {"max_tokens": 4, "samples": 4, "chosen": 2, "keep": 0.8}, "abcd", prompts=4)
+    one, two, *new = run.take()
+    run.iteration({one: [1.0, 0.0, 0.5, 0.4], two: [1.0, 1.0, 1.0, 1.0]})
+    assert run.seen("learnability", "gain") == [1 / 6, 1 / 6, 1 / 6, 1 / 6]
+    assert run.sampled() == {one, two}
+    assert run.stored("seen") == {one: [2, 4, 0], two: [4, 4, 0]}  # wins, tries, iteration
+
+    three, four = sorted(new, key=run.take().index)
+    run.iteration({one: [1.0, NAN, 0.0, 1.0], three: [0.0, 0.0, 0.0, 0.0]})
+    # 0.8 of the counts are left: 1.6 wins of 3.2, and 3.2 of 3.2
+    gains = {one: 2.6 * 2.6 / (5.2 * 6.2), two: 4.2 * 1 / (5.2 * 6.2), three: 1 / 6, four: 1 / 6}
+    assert run.seen("learnability", "gain") == [gains[prompt] for prompt in range(4)]
+    assert run.sampled() == {one, three}
+    # the missing score counts like the mean of the others
+    assert run.stored("seen") == {one: [1.6 + 4 * 2 / 3, 7.2, 1], two: [4, 4, 0], three: [0, 4, 1]}
+
+    run.take()
+    run.iteration({one: [0.0, 0.0, 0.0, 0.0], four: [NAN, NAN, NAN, NAN]})
+    wins, tries = 0.8 * (1.6 + 8 / 3), 0.8 * 7.2  # 3.413333 of 5.76
+    gains = {
+        one: (wins + 1) * (tries - wins + 1) / ((tries + 2) * (tries + 3)),
+        two: 3.56 * 1 / (4.56 * 5.56),  # 0.64 · 4 wins of 0.64 · 4 after two iterations
+        three: 1 * 4.2 / (5.2 * 6.2),
+        four: 1 / 6,
+    }
+    assert run.seen("learnability", "gain") == [gains[prompt] for prompt in range(4)]
+    assert run.sampled() == {one, four}
+    assert run.stored("seen") == {one: [wins, tries + 4, 2], two: [4, 4, 0], three: [0, 4, 1]}
+
+
+def test_learnability_is_the_expected_variance_of_a_response():
+    """The integral of p(1 - p) over the posterior p^wins (1 - p)^losses."""
+    p = torch.linspace(0, 1, 20_001, dtype=torch.float64)
+    for wins, losses in ((0.0, 0.0), (3.0, 1.0), (0.5, 6.25)):
+        density = p**wins * (1 - p) ** losses
+        gain, _ = curriculum.learnability(torch.tensor([wins]), torch.tensor([wins + losses]))
+        assert float(gain) == pytest.approx(float((p * (1 - p) * density).sum() / density.sum()), rel=1e-3)

@@ -33,6 +33,7 @@ FLOWS = {
     "online_dpo": {"max_tokens": 6, "minibatch": 8},
     "distill": {"max_tokens": 6, "minibatch": 16},
     "gpg": {"max_tokens": 6, "minibatch": 16, "samples": 4},
+    "curriculum": {"max_tokens": 6, "minibatch": 8, "samples": 4, "chosen": 2},
     "spo": {"max_tokens": 6, "minibatch": 2},
 }
 
