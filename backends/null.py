@@ -107,6 +107,9 @@ class Trainer:
         _take(self.settings.update_seconds)
         return learn_shares(self, batch, loss, settings, Passes(mean=mean), shares)
 
+    def reset_optimizer(self) -> None:
+        """Do nothing, since there's no optimizer."""
+
     def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
         """Return the quantities that the loss needs, computed from the row keys."""
         columns = {name: self._column(name, rows).padded(rows.axis) for name in want}

@@ -331,7 +331,7 @@ class Trainer(local.Trainer):
     def _state(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._weights(precise=True):
             yield f"parameters/{name}", tensor
-        yield "steps", torch.tensor(self.steps)
+        yield from self._counts()
         if self.network.adapted:
             yield "base/sha256", self._base_digest()
         self._check_optimizer()
@@ -358,20 +358,21 @@ class Trainer(local.Trainer):
                 if name.startswith("parameters/")
             )
             self._take((name, t) for name, t in own if not name.startswith(VALUE_HEAD))
-        self.steps = int(state["steps"])
+        taken = self._restore_counts(state)
         for name, parameter in self.own.items():
             if self.network.adapted or name.startswith(VALUE_HEAD):
                 self._change(parameter, state[stored(name)])
         if self.learning:
-            self._restore_moments(state)
+            self._restore_moments(state, taken)
 
-    def _restore_moments(self, state: dict[str, Tensor]) -> None:
+    def _clear_moments(self) -> None:
+        self._restore_moments({}, 0.0)
+
+    def _restore_moments(self, state: dict[str, Tensor], taken: float) -> None:
         self.optimizer.state.clear()
         known = any(f"exp_avg/{name}" in state for name in self.learning)
         for flat in flats(self.engine.optimizer) if known else ():
-            step = torch.tensor(
-                float(self.steps), device=flat.device if self.device.type == "cuda" else "cpu"
-            )
+            step = torch.tensor(taken, device=flat.device if self.device.type == "cuda" else "cpu")
             self.optimizer.state[flat] = {
                 kind: torch.zeros_like(flat, requires_grad=False) for kind in MOMENTS
             } | {"step": step}

@@ -53,6 +53,10 @@ def stored(name: str) -> str:
     return f"adapters/{name}" if is_adapter(name) else f"parameters/{name}"
 
 
+# name in a trainer's state of the steps before the optimizer was last reset, if it ever was
+STEPS_BEFORE_RESET = "steps_before_reset"
+
+
 class Trainer:
     """A model with its head and, if it is trained, its optimizer."""
 
@@ -71,6 +75,7 @@ class Trainer:
             Schedule(own.lr, own.schedule, own.warmup, spec.updates) if spec.trained else Schedule(own.lr)
         )
         self.steps = 0
+        self.steps_before_reset = 0  # steps taken before the optimizer was last reset
         self.cached = CachedForward()
         self.offloaded = OffloadedParts()
         self.optimizer = self._optimizer() if spec.trained else None
@@ -170,6 +175,17 @@ class Trainer:
         before = self.settings.micro_tokens
         self.settings = replace(self.settings, micro_tokens=tokens)
         return before
+
+    def reset_optimizer(self) -> None:
+        """Clear the optimizer's moments, and count its steps from 0 again. The learning rate's schedule
+        continues."""
+        self._check_optimizer()
+        self.steps_before_reset = self.steps
+        self._clear_moments()
+
+    def _clear_moments(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
 
     def update_shares(
         self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]
@@ -322,7 +338,7 @@ class Trainer:
         self._check_optimizer()
         for name, tensor in self.network.tensors(precise=True):
             yield f"parameters/{name}", tensor.cpu() if self.network.adapted else tensor
-        yield "steps", torch.tensor(self.steps)
+        yield from self._counts()
         if self.network.adapted:
             yield "base/sha256", self._base_digest()
         for name, parameter in self.network.parameters().items():
@@ -331,6 +347,17 @@ class Trainer:
             for moment in ("exp_avg", "exp_avg_sq") if self.optimizer else ():
                 if moment in self.optimizer.state[parameter]:
                     yield f"{moment}/{name}", self.network.whole(self.optimizer.state[parameter][moment])
+
+    def _counts(self) -> Iterator[tuple[str, Tensor]]:
+        yield "steps", torch.tensor(self.steps)
+        if self.steps_before_reset:
+            yield STEPS_BEFORE_RESET, torch.tensor(self.steps_before_reset)
+
+    def _restore_counts(self, state: Mapping[str, Tensor]) -> float:
+        """Restore the counts of steps. Returns the steps since the optimizer was last reset."""
+        self.steps = int(state["steps"])
+        self.steps_before_reset = int(state.get(STEPS_BEFORE_RESET, 0))
+        return float(self.steps - self.steps_before_reset)
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Restore a state returned by ``state``. Raises PlanError if its adapters, or the base weights they
@@ -345,10 +372,9 @@ class Trainer:
                 if name.startswith("parameters/")
             }
             self.network.copy((name, t) for name, t in own.items() if not name.startswith("value_head."))
-        self.steps = int(state["steps"])
+        taken = self._restore_counts(state)
         self.cached.drop()
-        if self.optimizer is not None:
-            self.optimizer.state.clear()
+        self._clear_moments()
         for name, parameter in self.network.parameters().items():
             if self.network.adapted or name.startswith("value_head."):
                 self.network.put(parameter.detach(), state[stored(name)])
@@ -359,9 +385,7 @@ class Trainer:
                 }
                 for moment, tensor in moments.items():
                     self.network.put(tensor, state[f"{moment}/{name}"])
-                step = torch.tensor(
-                    float(self.steps), device=parameter.device if self.device.type == "cuda" else "cpu"
-                )
+                step = torch.tensor(taken, device=parameter.device if self.device.type == "cuda" else "cpu")
                 self.optimizer.state[parameter] = moments | {"step": step}
 
     def _base_digest(self) -> Tensor:

@@ -75,6 +75,9 @@ UPDATE = {
         '"tokens", "rows", "row-tokens" or a number above 0',
     ),
     **SCHEDULE,
+    "fresh_optimizer": Setting(
+        None, lambda v: v is None or isinstance(v, str), "the name of a bool column, or None"
+    ),
 }
 JOINT = UPDATE | {  # settings of an update with several losses in one step
     "mean": Setting(

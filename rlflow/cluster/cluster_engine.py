@@ -268,8 +268,12 @@ class ClusterEngine(Engine):
         settings: Mapping[str, Any],
         call: int,
         call_options: CallOptions = HERE,
+        fresh: bool = False,
     ) -> tuple[PartialMetrics, UpdateRows]:
-        """Train a role on the ranks of its pool. Return the metrics, and which rows the update used."""
+        """Train a role on the ranks of its pool. Return the metrics, and which rows the update used.
+
+        ``fresh``: whether to reset the optimizer first.
+        """
         names = loss.signature.column_names
         pool = self.pools[self.placement.trainers[role]]
         function: dict[str, Any] = {"function": self.names[loss.key], "role": role}
@@ -288,7 +292,7 @@ class ClusterEngine(Engine):
             minibatch=options.minibatch,
             mean=options.mean,
         )
-        function |= {"mean": options.mean, "settings": settings}
+        function |= {"mean": options.mean, "settings": settings, "fresh": fresh}
         routes, refs = Routes(batch), {}
         for rank in range(len(pool)):
             arguments = pickled({**function, "steps": plan.steps[rank // width]})

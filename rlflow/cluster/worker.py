@@ -55,7 +55,7 @@ from rlflow.processes.interfaces import Interface
 from rlflow.training.learning import RankShare
 from rlflow.training.loss_rows import broken_columns, group_of, mask_counts, own_rows, token_counts
 from rlflow.training.objective import MinibatchTotals
-from rlflow.training.protocols import Trainer
+from rlflow.training.protocols import ResetsOptimizer, Trainer
 from rlflow.training.threads import others_alone
 
 
@@ -319,7 +319,8 @@ class Worker:
         """Train a role's model on this rank's rows of each optimizer step.
 
         ``call.arguments["steps"]`` has a pair for each step: the indices in ``batch`` of this rank's rows,
-        and the totals of the whole minibatch.
+        and the totals of the whole minibatch. ``call.arguments["fresh"]``: whether to reset the optimizer
+        first.
         """
         loss, role = self.program.loss(call.arguments["function"]), call.arguments["role"]
         shares = [
@@ -327,6 +328,9 @@ class Worker:
             for rows, totals in call.arguments["steps"]
         ]
         trainer = self._trainer(role, learning(role))
+        if call.arguments["fresh"]:
+            assert isinstance(trainer, ResetsOptimizer)
+            trainer.reset_optimizer()
         learned = trainer.update_shares(
             batch, loss, shares, call.arguments["mean"], call.arguments["settings"]
         )

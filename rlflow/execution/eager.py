@@ -585,16 +585,31 @@ class Role:
         rest = {name: value for name, value in rest.items() if name not in specified}
         if not methods.schedule_of(own).due(self._engine.iteration) or session.idle:
             return
+        batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
+        fresh = resets(node, batch, own.pop("fresh_optimizer"))
         optional = [column.name for column in loss.signature.columns if column.optional]
         batch = present(node, batch, update_reads(loss), optional)
-        batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         check_columns(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
         levels = {name: data.kind.level for name, data in batch.data.items()}
         FlowError.refuse(rules.torn_groups(loss, levels, node, call_place()))
         inputs = batch.select(*methods.MODEL_READS, "mask") | reads(update_reads(loss), batch)
         with failing(node, self._engine.iteration, inputs, call_place()):
-            metrics, rows = self._engine.update(self._name, inputs, loss, UpdateOptions(**own), rest, call)
+            metrics, rows = self._engine.update(
+                self._name, inputs, loss, UpdateOptions(**own), rest, call, fresh=fresh
+            )
         session.log(node, {**metrics, **rows.metrics}, Of.UPDATE, self._name)
+
+
+def resets(node: str, batch: Batch, column: str | None) -> bool:
+    """Return whether an update starts with a fresh optimizer, as the scalar ``column`` says.
+
+    Without a column, or if the column is None because its call isn't due, it doesn't. Raises FlowError if
+    there is no such column, or if it isn't a single number.
+    """
+    if column is None or (column in batch and batch.data[column].value is None):
+        return False
+    check_columns(node, _reading(column, Kind(Level.SCALAR)), batch, call_place(), None)
+    return bool(batch.data[column].value)
 
 
 # columns that must be there if a batch of prompts, or of rows to score, has them

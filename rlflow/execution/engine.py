@@ -295,11 +295,13 @@ class Engine:
         settings: Mapping[str, Any],
         call: int,
         call_options: CallOptions = HERE,
+        fresh: bool = False,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Train the role on the rows.
 
-        ``settings``: the settings of the loss. ``call``: the number of the call in the iteration. Returns
-        metrics, and for each row whether the update learned from it.
+        ``settings``: the settings of the loss. ``call``: the number of the call in the iteration. ``fresh``:
+        whether to reset the optimizer first. Returns metrics, and for each row whether the update learned
+        from it.
         """
         raise NotImplementedError
 

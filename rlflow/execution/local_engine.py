@@ -28,7 +28,14 @@ from rlflow.execution.row_ledger import UpdateRows
 from rlflow.execution.tally import PartialMetric, PartialMetrics, known
 from rlflow.training.chunks import chunked
 from rlflow.training.loss_rows import WITH_GROUP, broken_columns, group_of, mask_counts, with_groups
-from rlflow.training.protocols import ForwardsAhead, GivesChunks, Sampling, ScoresTokens, as_long
+from rlflow.training.protocols import (
+    ForwardsAhead,
+    GivesChunks,
+    ResetsOptimizer,
+    Sampling,
+    ScoresTokens,
+    as_long,
+)
 
 
 @dataclass
@@ -176,15 +183,20 @@ class LocalEngine(Engine):
         settings: Mapping[str, Any],
         call: int,
         call_options: CallOptions = HERE,
+        fresh: bool = False,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Train the role on the rows.
 
-        ``settings``: the settings of the loss. ``call``: the number of the call in the iteration. Returns
-        metrics, and for each row whether the update learned from it.
+        ``settings``: the settings of the loss. ``call``: the number of the call in the iteration. ``fresh``:
+        whether to reset the optimizer first. Returns metrics, and for each row whether the update learned
+        from it.
         """
         model = self.models[role]
         assert model.trainer is not None
         self.offloads.settle(learning(role))
+        if fresh:
+            assert isinstance(model.trainer, ResetsOptimizer)
+            model.trainer.reset_optimizer()
         broken = broken_columns(batch, loss)
         broken = with_groups(broken, group_of(batch), WITH_GROUP) if loss.rows == "group" else broken
         metrics = model.trainer.update(

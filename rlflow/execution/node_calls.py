@@ -21,7 +21,7 @@ from rlflow.author.node_options import (
     UpdateOptions,
     WriteOptions,
 )
-from rlflow.compiler.graph.model import Column, Node, Op
+from rlflow.compiler.graph.model import FRESH_OPTIMIZER, Column, Node, Op
 from rlflow.errors import SkipIteration
 from rlflow.execution.computed import sampling_of, with_numbers
 from rlflow.execution.engine import CallOptions
@@ -79,10 +79,12 @@ def _reward(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetri
 
 def _update(run: PlanRun, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
     loss = run.plan.program.loss(node.name)
+    fresh = FRESH_OPTIMIZER in batch and bool(batch.data[FRESH_OPTIMIZER].value)
+    batch = batch.drop(*({FRESH_OPTIMIZER} & batch.data.keys()))
     settings, batch = with_numbers(_settings(run, node), batch, loss.signature)
     options, call_options = node.options(UpdateOptions), _call_options(run, node)
     metrics, rows = run.engine.update(
-        node.role or "", batch, loss, options, settings, node.call, call_options
+        node.role or "", batch, loss, options, settings, node.call, call_options, fresh
     )
     run.ledger.updates[node.id] = rows
     metrics = after_one_step(run.engine, node.role or "", batch, metrics, call_options)

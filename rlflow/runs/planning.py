@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from rlflow.compiler.check.staleness import stale_problems
-from rlflow.compiler.graph.model import SIDES, Graph, Op, used_nodes
+from rlflow.compiler.graph.model import FRESH_OPTIMIZER, SIDES, Graph, Op, used_nodes
 from rlflow.compiler.passes import plan
 from rlflow.compiler.passes.share import share
 from rlflow.compiler.placement import THREADS, Parallel, Placement, Pools, place
@@ -38,7 +38,7 @@ from rlflow.config.roles.bound import Roles, Sides, model_uses, needed_sides, us
 from rlflow.config.roles.rewards import RewardNames
 from rlflow.errors import PlanError, Problem
 from rlflow.runs.held_out import evaluation_role
-from rlflow.training.protocols import GivesChunks
+from rlflow.training.protocols import GivesChunks, ResetsOptimizer
 
 
 def with_parallelism(placement: Placement | None, graph: Graph, roles: Roles) -> Placement | None:
@@ -60,6 +60,7 @@ def with_parallelism(placement: Placement | None, graph: Graph, roles: Roles) ->
                 can = role.half(half).can
                 how = sides[name, half] = Parallel(can.tensor, can.collective)
                 problems += _unfit(name, half, how, pool, pools)
+    problems += _fixed_optimizers(graph, roles)
     PlanError.refuse([*problems, *_lone_stages(graph, sides), *_lone_changes(graph, placement)])
     return (
         replace(placement, parallel={key: how for key, how in sides.items() if how != Parallel()})
@@ -106,6 +107,22 @@ def _lone_stages(graph: Graph, sides: Mapping[tuple[str, str], Parallel]) -> Ite
                 expected="dispatch=DP_COMPUTE or dispatch=ALL, in which all ranks take part",
                 remedy="write dispatch=ALL or DP_COMPUTE, or use a trainer that holds all weights on each "
                 "rank",
+            )
+
+
+def _fixed_optimizers(graph: Graph, roles: Roles) -> Iterator[Problem]:
+    """Yield a problem for each update whose optimizer must be reset, but whose trainer can't do that."""
+    for node in used_nodes(graph):
+        resets = any(item.parameter == FRESH_OPTIMIZER for item in node.inputs)
+        if resets and not roles[str(node.role)].trainer.offers(ResetsOptimizer):
+            backend = roles[str(node.role)].trainer.backend
+            yield Problem(
+                "optimizer-reset",
+                f"{node.name} has fresh_optimizer=, but the trainer {backend} cannot reset its optimizer",
+                node.place,
+                found=f"--{node.role}.trainer {backend}",
+                expected="a trainer with the method reset_optimizer",
+                remedy=f"--{node.role}.trainer local, or remove fresh_optimizer=",
             )
 
 

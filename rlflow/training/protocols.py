@@ -233,6 +233,18 @@ class ResizesPasses(Protocol):
 
 
 @runtime_checkable
+class ResetsOptimizer(Protocol):
+    """A trainer that can start its optimizer afresh, as ``update(…, fresh_optimizer=…)`` asks for."""
+
+    def reset_optimizer(self) -> None:
+        """Forget the optimizer's moments and its count of steps, as before the first step.
+
+        Weights and the learning rate's schedule stay as they are. ``state`` must describe this, so that a
+        restored trainer continues bit for bit. Every rank calls this.
+        """
+
+
+@runtime_checkable
 class ShowsPieces(Protocol):
     """A trainer that shows which boxes of its weights each rank holds, so a plan can transfer them."""
 

@@ -126,7 +126,7 @@ def watched(flow, hp, calls):
         calls.append(Call(of, batch, given))
         return stage(of, batch, given, call)
 
-    def kept_update(role, batch, loss, options, given, call):
+    def kept_update(role, batch, loss, options, given, call, fresh):
         calls.append(Call(loss, batch, given | {"mean": options.mean}))
         return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), (), waits=True)
 

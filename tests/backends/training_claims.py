@@ -19,7 +19,7 @@ from rlflow.config.roles.bound import capabilities
 from rlflow.training.learning import RankShare
 from rlflow.training.loss_rows import mask_counts, own_rows
 from rlflow.training.objective import MinibatchTotals
-from rlflow.training.protocols import ModelSpec, ShowsPieces
+from rlflow.training.protocols import ModelSpec, ResetsOptimizer, ShowsPieces
 
 SETTINGS = {
     "lr": 1e-3,
@@ -40,6 +40,7 @@ AGAIN = [([8, 9, 4, 5, 0, 1], [2, 1, 0, 0])]
 # for rows of real lengths, which the local trainer computes one by one
 LONG_STEPS = [(list(range(64)), [18, 10, 0, 0])]
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
 # for weights after equal steps: up to 1.2e-5 on an AMD EPYC, because Adam divides rounded gradients by their
 # own size
 FAR = 3e-5
@@ -382,6 +383,35 @@ def training_continues_from_a_state(subject):
     check_same(subject.one.state(), state)
 
 
+def a_reset_optimizer_steps_like_a_new_one(subject):
+    """Moments and the count of steps are forgotten; weights stay, and a state remembers the reset."""
+    one = subject.fresh()
+    if not isinstance(one, ResetsOptimizer):
+        return
+    subject.learn(one)
+    before = subject.state(one)
+    one.reset_optimizer()
+    bare = {name: tensor for name, tensor in before.items() if name.partition("/")[0] not in MOMENTS}
+    check_same(without_reset(subject.state(one)), bare)
+    assert subject.ground.modelless or bare.keys() != before.keys()
+    new, again = subject.fresh(), subject.fresh()
+    new.restore(copied(bare))
+    for trainer in (one, new):
+        subject.learn(trainer, AGAIN)
+    found = subject.state(one)
+    check_same(without_reset(found), subject.state(new))
+    again.restore(copied(found))
+    check_same(subject.state(again), found)
+    for trainer in (one, again):
+        subject.learn(trainer, AGAIN)
+    check_same(subject.state(again), subject.state(one))
+
+
+def without_reset(state):
+    """Return a state without the count of steps before the optimizer was reset."""
+    return {name: tensor for name, tensor in state.items() if name != "steps_before_reset"}
+
+
 def a_frozen_model_continues_from_a_state(subject):
     """With weights and a value head of another trainer, like after a stage with side effects."""
     state = subject.state(subject.one)
@@ -429,8 +459,14 @@ CLAIMS = {
     "training continues from a state": training_continues_from_a_state,
     "a frozen model continues from a state": a_frozen_model_continues_from_a_state,
     "a step to non-finite parameters is an error": a_step_to_non_finite_parameters_is_an_error,
+    "a reset optimizer steps like a new one": a_reset_optimizer_steps_like_a_new_one,
     "a saved folder is loaded": a_saved_folder_is_loaded,
 }
 OF_LONG_ROWS = ("a forward matches transformers", "steps match the local trainer")
 OF_RANKS = ("steps match the local trainer",)
-OF_LAYOUTS = ("a rank holds its part", "steps match the local trainer", "training continues from a state")
+OF_LAYOUTS = (
+    "a rank holds its part",
+    "steps match the local trainer",
+    "training continues from a state",
+    "a reset optimizer steps like a new one",
+)

@@ -194,6 +194,11 @@ def clear(new, logprobs, advantages, bar):
     return (logprobs - new.logprobs) * (advantages - bar), {}
 
 
+@stage(gives={"restart": scalar(torch.bool)}, dispatch=RANK0)
+def restarts(scores):
+    return torch.tensor(True)
+
+
 @flow(state=lambda hp: {"bar": 0.25})
 def now_and_then(prompts, actor, critic, reference, reward, hp=Settings()):
     """A critic every two iterations, a reference every three, and a cycle of six."""
@@ -205,7 +210,8 @@ def now_and_then(prompts, actor, critic, reference, reward, hp=Settings()):
     batch |= over_values(batch)
     moving(batch, every=2, after=1)
     critic.update(batch, to_scores, minibatch=8, every=2)
-    actor.update(batch, clear, minibatch=8)
+    batch |= restarts(batch, every=3, after=2)
+    actor.update(batch, clear, minibatch=8, fresh_optimizer="restart")
     more = actor.generate(prompts, samples=2, max_tokens=hp.max_tokens, every=3)
     more |= reward(more, every=3)
     more |= actor.logprobs(more, every=3)

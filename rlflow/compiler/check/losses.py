@@ -20,7 +20,7 @@ from rlflow.author.loss import Loss
 from rlflow.author.node_options import UpdateOptions
 from rlflow.author.stage import Stage
 from rlflow.compiler.graph.ancestry import Merge, merge
-from rlflow.compiler.graph.model import SETTING, Graph, Node, Op
+from rlflow.compiler.graph.model import FRESH_OPTIMIZER, SETTING, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program
 from rlflow.errors import Problem, listed
 from rlflow.processes.user_frames import own_lines
@@ -91,7 +91,9 @@ def loss_terms(program: Program, node: Node, loss: Loss) -> list[LossTerm]:
 def synthetic_settings(node: Node, function: Stage | Loss) -> dict[str, float]:
     """Return a number for each setting of a call that is a column: its default, or else 0.5."""
     names = [
-        item.parameter.removeprefix(SETTING) for item in node.inputs if item.parameter.startswith(SETTING)
+        item.parameter.removeprefix(SETTING)
+        for item in node.inputs
+        if item.parameter.startswith(SETTING) and item.parameter != FRESH_OPTIMIZER
     ]
     defaults = {name: function.signature.settings.get(name) for name in names}
     return {name: default if isinstance(default, float) else 0.5 for name, default in defaults.items()}

@@ -58,6 +58,8 @@ class Column:
 
 
 SETTING = "setting."  # prefix of input parameters that are settings of the call
+# the input that says whether an update starts with a fresh optimizer
+FRESH_OPTIMIZER = f"{SETTING}fresh_optimizer"
 
 
 @dataclass(frozen=True)

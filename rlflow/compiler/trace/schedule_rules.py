@@ -13,7 +13,7 @@ from rlflow.author.loss import Loss
 from rlflow.author.schedule import ALWAYS, CallSchedule
 from rlflow.author.stage import Stage
 from rlflow.compiler.graph.due import Idle, Narrowed, due_sets, idle_in, narrowed, schedules
-from rlflow.compiler.graph.model import SETTING, Graph, Node, all_nodes
+from rlflow.compiler.graph.model import FRESH_OPTIMIZER, Graph, Node, all_nodes
 from rlflow.errors import PlanError, Problem, listed
 
 Functions = Mapping[str, Stage | Loss]  # node → its stage or loss
@@ -64,7 +64,7 @@ def _lacked(part: Narrowed, functions: Functions) -> Iterator[Lacked]:
 def _required(node: Node, part: Narrowed, functions: Functions) -> tuple[str, ...]:
     """Return the names of the columns that a due node needs but are None."""
     function = functions.get(node.name)
-    optional = {f"{SETTING}fresh_optimizer"}
+    optional = {FRESH_OPTIMIZER}
     if function is not None:
         optional |= {column.name for column in function.signature.columns if column.optional}
     return tuple(item.column.name for item in part.lacking.get(node.id, ()) if item.parameter not in optional)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlflow.author import methods
-from rlflow.author.columns import OF_PROMPTS, field_column, standard_kind
+from rlflow.author.columns import OF_PROMPTS, field_column, scalar, standard_kind
 from rlflow.author.joint import JointLoss, joined, specification
 from rlflow.author.loss import Loss
 from rlflow.author.methods import Setting, missing_setting, unknown_setting
@@ -21,8 +21,9 @@ from rlflow.author.schedule import CallSchedule
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source_lines import call_place
 from rlflow.author.stage import Stage
-from rlflow.compiler.graph.model import SETTING, Input, Op, Output, RowAxis
+from rlflow.compiler.graph.model import FRESH_OPTIMIZER, SETTING, Input, Op, Output, RowAxis
 from rlflow.compiler.trace import column_rules, environment_rules, repeat_rules, rules
+from rlflow.compiler.trace.graph_recorder import is_scalar
 from rlflow.compiler.trace.memory_tracer import MemoryTracer
 from rlflow.compiler.trace.symbols import CallSettings, SymbolicBatch, call_settings
 from rlflow.errors import Place
@@ -286,7 +287,7 @@ class Tracer(MemoryTracer):
             loss, problems = joined(what, loss, own | rest, place)
             self.report(*problems)
         bound = self._bound(what, specified, own, place)
-        schedule = methods.schedule_of(bound)
+        schedule, fresh = methods.schedule_of(bound), bound.pop("fresh_optimizer")
         if isinstance(loss, JointLoss):
             bound |= {
                 "losses": tuple(part.name for part in loss.losses),
@@ -298,7 +299,7 @@ class Tracer(MemoryTracer):
         )
         # the settings of the update itself are not passed to its losses
         of_loss = {name: value for name, value in of_loss.items() if name not in specified}
-        inputs = self._update_inputs(what, batch, loss) + edges
+        inputs = self._update_inputs(what, batch, loss) + edges + self._fresh_input(what, batch, fresh)
         levels = {name: kind.level if kind else None for name, kind in batch.columns.items()}
         self.report(
             *rules.update_rules(loss, self.recorded.axes[batch.axis], what, place),
@@ -327,6 +328,20 @@ class Tracer(MemoryTracer):
         known = {item.parameter for item in inputs}
         read = self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
         return inputs + tuple(item for item in read if item.parameter not in known)
+
+    def _fresh_input(self, what: str, batch: SymbolicBatch, column: str | None) -> tuple[Input, ...]:
+        """Return the input that tells whether an update starts with a fresh optimizer, if it has one.
+
+        It must be a bool scalar with one value for all ranks, or a state.
+        """
+        source = None if column is None else self.scalar(column) or self.find(batch, column, what)
+        if column is None or source is None:
+            return ()
+        one = self.recorded.nodes[source.column.node].dispatch != "ALL" and is_scalar(source.kind)
+        if not one or not (column in self.state or (source.kind and source.kind.family == "bool")):
+            parameter = ColumnParameter(column, scalar("bool"), False)
+            self.report(column_rules.wrong_kind(what, parameter, source.kind, call_place(), None))
+        return (Input(FRESH_OPTIMIZER, source.column),)
 
     def _settings(
         self,

@@ -184,6 +184,7 @@ class DryRunEngine(Engine):
         settings: Mapping[str, Any],
         call: int,
         terms: CallOptions = HERE,
+        fresh: bool = False,
     ) -> tuple[PartialMetrics, UpdateRows]:
         """Add the update to ``record`` instead of executing it."""
         self.record.updates.append(

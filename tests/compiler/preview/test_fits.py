@@ -3,12 +3,15 @@ warned about.
 """
 
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
-from sources import ROOT
+from sources import ROOT, TESTS
 
 import rlflow.data.tasks
+from rlflow.backends import null
 from rlflow.errors import PlanError
 
 FOLDER = Path(next(iter(rlflow.data.tasks.__path__))) / "arithmetic_model"
@@ -175,11 +178,27 @@ def test_a_wasteful_placement_is_warned_about(planned_as, line, warned):
         assert found[code].remedy
 
 
+def test_a_trainer_that_cannot_reset_its_optimizer_is_refused(planned_as, monkeypatch):
+    class Trainer(null.Trainer):
+        reset_optimizer = None
+
+    module = types.ModuleType("planted_reset.one")
+    module.Trainer, module.Generator = Trainer, null.Generator
+    monkeypatch.setitem(sys.modules, "planted_reset", types.ModuleType("planted_reset"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    flow = f"{TESTS}/cluster/flows::now_and_then --model {FOLDER}"
+    with pytest.raises(PlanError, match="the trainer planted_reset.one cannot reset its optimizer") as error:
+        planned_as(f"{flow} --actor.trainer planted_reset.one")
+    assert [problem.code for problem in error.value.problems] == ["optimizer-reset"]
+    assert planned_as(f"{flow} --critic.trainer planted_reset.one")  # its updates reset nothing
+
+
 def test_the_page_has_a_line_for_every_code():
     sources = (
         "compiler/preview/fits.py",
         "runs/preview.py",
         "compiler/placement.py",
+        "compiler/graph/due.py",
         "compiler/check/staleness.py",
         "compiler/graph/due.py",
         "compiler/residency_schedule.py",
