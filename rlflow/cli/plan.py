@@ -101,6 +101,9 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
         "in-memory checkpoints, for recovery and for saving",
         [plain(f"  {line}") for line in commits(explanation)],
     )
+    yield from section(
+        "rows kept across iterations, over all ranks", [plain(f"  {line}") for line in buffers(explanation)]
+    )
     yield from section("computed tokens", [plain(f"  {line}") for line in packed(explanation)])
     yield from section("passes", [plain(f"  {note}") for note in explanation.notes])
     yield from section(
@@ -366,6 +369,15 @@ def commits(explanation: Explanation) -> Iterator[str]:
         yield (
             f"{decimal(sum(known))} in all, twice that while the next one is made; in addition, rows that "
             "were sampled ahead of training"
+        )
+
+
+def buffers(explanation: Explanation) -> Iterator[str]:
+    """Yield a line about the size of each buffer."""
+    for each in explanation.buffers:
+        yield (
+            f"{each.buffer}: at most {each.rows} rows, {decimal(each.bytes)}; the driver holds as much again "
+            "once they are saved"
         )
 
 

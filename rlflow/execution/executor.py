@@ -184,6 +184,8 @@ class PlanRun:
         self._deadlines: dict[int, Deadline] = {}
         self._since: dict[int, float] = {}
         self.pieces = Pieces(plan)
+        # axis in the graph → its rows without those drawn from buffers, once columns of it were recorded
+        self._recorded_axes: dict[int, Axis] = {}
         self._failure: BaseException | None = None
         self.writing = False
 
@@ -403,7 +405,10 @@ class PlanRun:
             self.outcome.judged[role] = ScoredRecords(names, tuple(learned))
 
     def _recorded(self, names: Mapping[str, Column]) -> dict[str, Batch]:
-        """Return the columns to keep to the end, each in a batch of its own, under the given names."""
+        """Return the columns to keep to the end, each in a batch of its own, under the given names.
+
+        Rows that were drawn from a buffer are left out, because they belong to earlier iterations.
+        """
         store, nodes = self.store, self.plan.graph.nodes
         there = {
             name: column
@@ -411,9 +416,20 @@ class PlanRun:
             if column in self.plan.keep_until_end and column in store.columns
         }
         return {
-            name: Batch(store.axes[nodes[column.node].rows_axis], {name: store.columns[column]})
+            name: self._not_drawn(nodes[column.node].rows_axis, name, store.columns[column])
             for name, column in there.items()
         }
+
+    def _not_drawn(self, number: int, name: str, data: Data) -> Batch:
+        """Return a column of an axis as a batch, without rows that were drawn from a buffer.
+
+        ``number``: the axis in the graph.
+        """
+        axis, index = self.store.axes[number], self.ledger.not_drawn(number)
+        if index is None:
+            return Batch(axis, {name: data})
+        chosen = self._recorded_axes.setdefault(number, axis.take(index))
+        return Batch(chosen, {name: data.take(index, axis)})
 
     def _given(self, node: Node) -> Batch:
         """Return the stored columns of a node as a batch."""

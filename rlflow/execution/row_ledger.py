@@ -368,6 +368,14 @@ class Ledger:
         for source, fate in outcomes.items():
             fate.set(origins.row[where & (origins.node == source)], end, rank(source))
 
+    def not_drawn(self, axis: int) -> Tensor | None:
+        """Return the indices of the rows of an axis that don't come from a buffer, or None if all don't."""
+        own = sources(self.graph.axes, axis)
+        draws = [node.id for node in self.graph.nodes if node.op is Op.DRAW and node.makes in own]
+        if not draws:
+            return None
+        return (~torch.isin(self.origins(axis).node, torch.tensor(draws))).nonzero()[:, 0]
+
     def origins(self, axis: int) -> RowOrigins:
         """Return the origins of the rows of an axis."""
         entry, real = self.graph.axes[axis], self.axes[axis]

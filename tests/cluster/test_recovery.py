@@ -22,6 +22,7 @@ from rlflow.runs.recovery import DEATHS
 from rlflow.runs.session import start_run
 
 DYING = Path(__file__).with_name("dying.py")
+REPLAY = Path(__file__).with_name("dying_replay.py")
 SMALL = {
     "prompts": 6,
     "iterations": 4,
@@ -60,11 +61,11 @@ class Ended:
         )
         return self
 
-    def __init__(self, folder, faults, keywords):
+    def __init__(self, folder, faults, keywords, source=DYING):
         folder.mkdir()
         file = Path(shutil.copy(DYING, folder))
         (folder / "fault.json").write_text(json.dumps(faults))
-        flow, said = load_flow(str(file)), Notes()
+        flow, said = load_flow(shutil.copy(source, folder)), Notes()
         values = {**SMALL, "out": str(folder), "name": "run", "reward": (f"{file}:length",), **keywords}
         given, hp = resolve_config(flow, None, flat(values))
         prepared = prepare(flow, hp, given)
@@ -155,6 +156,20 @@ def test_a_worker_may_die_in_any_forward_reward_or_stage(tmp_path, ray_address):
     # one finished, and one in progress
     assert [(first, last) for first, last in back if last and int(last) - int(first) > 1] == []
     assert_nothing_left(run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_rows_that_a_flow_keeps_survive_the_worker_that_stores_them(tmp_path, ray_address):
+    options = {"ray_address": ray_address, "pools": "train=1,rollout=1", "iterations": 5, "save_every": 1}
+    whole = Ended(tmp_path / "whole", {}, options, REPLAY)
+    for name, fault in (("trainer", {"update, 3": [1]}), ("sampler", {"generate, 2": [1]})):
+        run = Ended(tmp_path / name, fault, options, REPLAY)
+        assert_same(run, whole)
+        assert any("Recovered in" in note for note in run.notes)
+        one, other = (load_latest(each.folder).snapshot for each in (run, whole))
+        assert (one.files, one.state) == (other.files, other.state)
+        assert (run.folder / "fates.jsonl").read_text() == (whole.folder / "fates.jsonl").read_text()
 
 
 def assert_same(run, whole):

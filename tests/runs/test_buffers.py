@@ -13,6 +13,7 @@ from rlflow import compare, flow, truncated_weights
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.reading import load_latest
 from rlflow.compiler.check.staleness import stale_problems
+from rlflow.compiler.preview.sizes import Assumed, Sizes, buffer_sizes
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.execution.account import RowOutcome
 from rlflow.runs.outcomes import run_account
@@ -158,3 +159,25 @@ def test_drawn_rows_in_a_ratio_need_their_sampled_logprobs():
     assert "past.draw" in problem.message
     assert "truncated_weights" in problem.remedy
     assert list(stale_problems(replaying(LOSS), 0)) == []
+
+
+@pytest.mark.slow
+def test_drawn_rows_are_in_no_summary_of_the_sampled_rows(run):
+    """Older weights sampled them, so they would look like a sampler that differs from the trainer."""
+    folder = run("trained", backend="local", iterations=3, lr=0.1)
+    lines = metrics(folder)
+    assert lines[-1]["past.draw/rows"] > 0
+    assert all(line["funnel/rows_scored"] == line["funnel/rows_sampled"] for line in lines)
+    assert max(line["policy/mismatch_max"] for line in lines) < 1e-3
+
+
+def test_the_plan_bounds_the_bytes_of_a_buffer():
+    program = compile_flow(FLOW)
+    sizes = Sizes.of(program.graph, Assumed(prompts=3, prompt_tokens=10))
+    (found,) = buffer_sizes(sizes)
+    assert (found.buffer, found.rows) == ("past", 10)
+    put = sizes.put_of("past")
+    one = sum(sizes.read(put, item) for item in put.inputs)  # of 6 rows
+    assert found.bytes == 2 * one * 10 // 6 + one
+    draw = program.graph.by_name["past.draw"]
+    assert (sizes.rows[draw.makes], sizes.tokens[draw.makes]) == (4, 4)

@@ -15,7 +15,16 @@ from rlflow.compiler.plan import PassNote, Plan
 from rlflow.compiler.preview.cycles import Cycle, cycle_of
 from rlflow.compiler.preview.edges import Edge, WeightEdge, edges, weights
 from rlflow.compiler.preview.layouts import Layouts
-from rlflow.compiler.preview.sizes import Assumed, ComputedTokens, NodeRows, Sizes, computed, rows_of_rows
+from rlflow.compiler.preview.sizes import (
+    Assumed,
+    BufferSize,
+    ComputedTokens,
+    NodeRows,
+    Sizes,
+    buffer_sizes,
+    computed,
+    rows_of_rows,
+)
 from rlflow.compiler.preview.waves import Pair, WaveNode, pairs, steps
 from rlflow.compiler.residency_schedule import MemorySchedule
 from rlflow.compiler.simulate import Simulation, simulate
@@ -56,6 +65,7 @@ class Explanation:
     commits: Commits | None = None  # commits; None if there are no commits
     # rows that each node makes, if the flow has follow-up prompts, chosen rows or joined rows
     lineage: tuple[NodeRows, ...] = ()
+    buffers: tuple[BufferSize, ...] = ()  # rows that the flow keeps across iterations
     # memory schedules, if memory has a limit
     residency: tuple[MemorySchedule, ...] = ()
     evaluation: tuple[WaveNode, ...] = ()  # nodes of the flow's own evaluation, in waves
@@ -99,6 +109,7 @@ class Explanation:
             "memory": [asdict(item) for item in self.memory],
             "residency": [_resident(schedule) for schedule in self.residency],
             "commits": asdict(self.commits) if self.commits else None,
+            "buffers": [asdict(each) for each in self.buffers],
             "passes": {note.name: note.what for note in self.notes},
             "time": {
                 "makespan": self.cycle.mean("makespan") if self.cycle else self.time.makespan,
@@ -174,6 +185,7 @@ def explain(
         response_tokens=sizes.longest,
         commits=commits(plan, models, commit_every),
         lineage=tuple(rows_of_rows(sizes)),
+        buffers=tuple(buffer_sizes(sizes)),
         residency=plan.residency,
         evaluation=tuple(steps(plan.evaluation, None)) if plan.evaluation else (),
         packed=tuple(computed(plan.prompt_rows, sizes)),

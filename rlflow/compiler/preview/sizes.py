@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlflow.author.columns import Kind, Level
+from rlflow.author.memory import Buffer
 from rlflow.author.node_options import EncodeOptions, GenerateOptions
 from rlflow.compiler.graph.ancestry import expected_groups, expected_rows, line
-from rlflow.compiler.graph.model import Column, Graph, Input, Node
+from rlflow.compiler.graph.model import Column, Graph, Input, Node, Op
 from rlflow.compiler.placement import SIZES, TYPICAL
 
 LETTERS = 4  # bytes of text per token
@@ -58,8 +59,12 @@ class Sizes:
     def tokens(self) -> dict[int, int]:
         """For each axis, the assumed number of tokens in a response."""
         tokens_of = dict.fromkeys(range(len(self.graph.axes)), self.assumed.response_tokens)
-        for node in self.graph.nodes:
-            if node.makes is not None:
+        # a draw stands before the put of its rows, so its tokens are only known in a second pass
+        for node in (*self.graph.nodes, *self.graph.nodes):
+            if node.op is Op.DRAW and node.makes is not None:
+                put = self.put_of(str(node.memory))
+                tokens_of[node.makes] = tokens_of[put.axis] if put else self.assumed.response_tokens
+            elif node.makes is not None:
                 body, axis = self.bodies.get(node.id), self.graph.axes[node.makes]
                 of = axis.parts or (
                     (axis.parent,) if axis.step == "chosen" and axis.parent is not None else ()
@@ -86,6 +91,11 @@ class Sizes:
             (self.tokens[node.makes] for node in self.graph.nodes if node.makes is not None),
             default=self.assumed.response_tokens,
         )
+
+    def put_of(self, memory: str) -> Node | None:
+        """Return the node that puts rows into a buffer, or None if there is none."""
+        puts = (node for node in self.graph.nodes if node.op is Op.PUT and node.memory == memory)
+        return next(puts, None)
 
     def read(self, node: Node, item: Input) -> int:
         """Return the bytes of a column as a node reads it.
@@ -134,6 +144,28 @@ class NodeRows:
     # False if the number is unknown before a run because follow-up prompts start at single tokens; then
     # ``rows`` counts one per source row
     known: bool = True
+
+
+@dataclass(frozen=True)
+class BufferSize:
+    """The largest size of a buffer, in rows and bytes of stored columns."""
+
+    buffer: str
+    rows: int
+    # includes rows that have left the buffer, but whose memory isn't free yet, and the rows of one put
+    bytes: int
+
+
+def buffer_sizes(sizes: Sizes) -> Iterator[BufferSize]:
+    """Yield the largest size of each buffer of the graph that rows are put into."""
+    for slot in sizes.graph.memory:
+        put = sizes.put_of(slot.name)
+        if isinstance(slot.spec, Buffer) and put is not None:
+            rows, groups = sizes.rows[put.axis], sizes.groups[put.axis]
+            each = -(-rows // max(groups, 1)) if slot.spec.unit == "groups" else 1
+            one = sum(sizes.read(put, item) for item in put.inputs)
+            most = slot.spec.bound * each
+            yield BufferSize(slot.name, most, 2 * one * most // max(rows, 1) + one)
 
 
 @dataclass(frozen=True)
