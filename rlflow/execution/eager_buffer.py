@@ -88,6 +88,8 @@ class EagerBuffer:
             raise FlowError(memory_rules.no_groups(node, place))
         known = self._engine.buffer(self._name).names
         names = tuple(dict.fromkeys((*memory_rules.NEEDED, *also, *known)))
+        if session.follows(batch, *names):  # made by calls that are not due in this iteration
+            return
         parameters = tuple(ColumnParameter(name, standard_kind(name), False) for name in names)
         check_columns(node, Signature(parameters, {}, False), batch, place, None)
         stored = batch.select(*dict.fromkeys((*(n for n in memory_rules.STORED if n in batch), *names)))

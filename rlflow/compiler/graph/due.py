@@ -1,8 +1,9 @@
 """Which nodes of a graph are due in an iteration, and the graph of the iterations in which only these are.
 
 A flow has one graph. If a call has a schedule (`every=`, `after=`), its node is idle in some iterations, and
-its columns are None there. `ask`, `encode`, `choose`, `concat` and the calls of tables have no schedule: they
-are idle if the rows or the columns that they need aren't there. A state keeps its value if the stage that sets it is idle.
+its columns are None there. `ask`, `encode`, `choose`, `concat` and the calls of tables and buffers have no
+schedule: they are idle if the rows or the columns that they need aren't there. A state keeps its value if the
+stage that sets it is idle.
 """
 
 from __future__ import annotations

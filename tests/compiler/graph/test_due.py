@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sources import TESTS
 
+from rlflow import buffer, flow, loss
 from rlflow.author.load import load
 from rlflow.author.schedule import ALWAYS, CallSchedule
 from rlflow.compiler.graph.due import MOST_SETS, due_sets, idle_in, narrowed, schedules
@@ -15,6 +16,12 @@ from rlflow.compiler.graph.model import Column, Graph, Node, Op, RowAxis
 from rlflow.compiler.graph.wire import identity, pack, unpack
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.errors import PlanError
+
+
+@loss
+def plain_loss(new, scores):
+    return -new.logprobs * scores[:, None], {}
+
 
 SCHEDULED = compile_flow(load(TESTS / "execution" / "flows.py").scheduled).graph
 
@@ -76,6 +83,22 @@ def test_choose_and_concat_follow_the_rows_that_they_need():
     part = narrowed(SCHEDULED, {"actor.generate#2", "reward#2", "actor.logprobs#2", "below", "repeat.body"})
     assert {part.idle[i].name for i in part.idle} >= {"choose", "concat"}
     assert part.graph.by_name["choose"].op is Op.IDLE
+
+
+def test_a_put_follows_the_rows_that_it_stores_and_a_draw_does_not():
+    @flow(keeps=lambda hp: {"past": buffer(rows=8)})
+    def replay(prompts, actor, reward, past):
+        old = past.draw()
+        batch = actor.generate(prompts, samples=2, max_tokens=4, every=2)
+        batch |= reward(batch)
+        past.put(batch)
+        actor.update(old, plain_loss)
+
+    graph = compile_flow(replay).graph
+    part = narrowed(graph, {"actor.generate"})
+    idle = {node.name for node in part.idle.values()}
+    assert "past.put" in idle
+    assert not idle & {"past.draw", "actor.update"}
 
 
 def test_a_column_of_joined_rows_is_none_if_one_part_lacks_it():
