@@ -101,7 +101,9 @@ PROCESSES = "--pools all=2, whose ranks are processes"
         ("grpo --pools all=2@threads --weights segment", ["--weights segment"]),
     ],
 )
-def test_options_that_need_processes_are_refused_for_thread_ranks(planned_as, line, names):
+def test_options_that_need_processes_are_refused_for_thread_ranks(request, planned_as, line, names):
+    if "vllm" in line:
+        request.getfixturevalue("vllm_installed")
     with pytest.raises(PlanError) as refused:
         planned_as(line)
     problems = refused.value.problems
