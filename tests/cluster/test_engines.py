@@ -10,7 +10,7 @@ import rlflow
 from rlflow.monitoring.reporter import Quiet
 from rlflow.runs.resume import fork
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("vllm_installed")]
 
 SMALL = {"prompts": 8, "iterations": 2, "held_out": 0, "threads": 1, "save_every": 0, "verify_every": 1}
 

@@ -85,6 +85,7 @@ def test_episodes_of_the_null_backend_equal_those_of_one_process(again):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("vllm_installed")
 def test_vllm_and_the_trainer_agree_on_full_episodes(again, ray_address):
     result = rlflow.run(
         "grpo", **again | {"held_out": 0, "generator": "vllm"}, pools="all=1", ray_address=ray_address
