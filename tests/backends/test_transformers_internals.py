@@ -1,9 +1,11 @@
 """The installed transformers has the parts that the backends use or replace, and only one file names them."""
 
+import inspect
+
 import pytest
 import torch
 from private_parts import check_parts, elsewhere
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 
 from rlflow.backends.local import transformers_internals as internals
 
@@ -32,6 +34,11 @@ PARTS = {
 def test_transformers_has_the_parts():
     check_parts("transformers", FILE, PARTS)
     check_parts("transformers", FOLDER_CODE, {"transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE": None})
+
+
+def test_a_forward_takes_a_cache_by_a_known_name():
+    names = inspect.signature(Qwen3Model.forward).parameters
+    assert {*names} & {*internals.CACHE_ARGUMENTS}, f"add the new name to CACHE_ARGUMENTS in {FILE}"
 
 
 def test_only_one_file_names_parts_inside_transformers():

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from annotated_types import Ge
 from torch import Tensor
+from transformers import DynamicCache
 
 from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import standard_kind
@@ -98,28 +99,34 @@ class Generator:
     @torch.no_grad()
     def _response(self, prompt: Tensor, sampling: Sampling, uniform: Tensor) -> Response:
         *before, read = prompt.to(self.network.device)[None].split(self.settings.prefill, dim=1)
-        model, cache = self.network.module, None
+        cache = DynamicCache(config=self.network.module.config)
         ends = ends_of_call(self.eos, sampling, self.network.vocabulary)
         stops = text_stops(sampling.stop, self.tokenizer, sampling.skip_special_tokens)
         for part in before:
-            cache = model(input_ids=part, past_key_values=cache, use_cache=True).past_key_values
+            self._read(part, cache)
         tokens, logprobs = list[int](), list[Tensor]()
         while len(tokens) < sampling.max_tokens:
-            out = model(input_ids=read, past_key_values=cache, use_cache=True)
+            logits = self._read(read, cache)
             barred = torch.tensor(ends) if len(tokens) < sampling.min_tokens else None
             read, logprob = draw(
-                out.logits[:, -1].float(),
+                logits.float(),
                 uniform[len(tokens)][None].to(self.network.device),
                 sampling,
                 barred,
             )
-            read, cache = read[None], out.past_key_values
+            read = read[None]
             tokens.append(int(read))
             logprobs.append(logprob[0].cpu())
             # before min_tokens, nothing ends the row
             if tokens[-1] in ends or stops(tokens, len(tokens) - sampling.min_tokens):
                 return Response(tokens, logprobs, "stop")
         return Response(tokens, logprobs, "length")
+
+    def _read(self, ids: Tensor, cache: DynamicCache) -> Tensor:
+        """Add the next tokens to the cache, and return the logits [1, vocabulary] after the last one."""
+        first = cache.get_seq_length()
+        positions = torch.arange(first, first + ids.shape[1], device=ids.device)[None]
+        return self.network.logits(self.network.hidden(ids, positions, cache)[:, -1])
 
     def _columns(self, rows: Sequence[Response], sampling: Sampling) -> dict[str, Data]:
         lengths = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
