@@ -187,6 +187,7 @@ def trace_options(config: RunConfig) -> TraceOptions:
         environments=environments,
         fields=fields,
         weights=tuple(spec.weight for spec in specs),
+        prompts_by=config.options.prompts_by,
     )
 
 

@@ -34,6 +34,9 @@ class Options:
     # environment of the role that samples: FILE.py:Class or LIBRARY:ID; its settings and limits: --env.NAME
     env: str | None = None
     prompts: Annotated[int, Ge(1)] = 64  # prompts per iteration
+    # draw prompts from all records by weight: TABLE.COLUMN of a table of the flow, or of a stage that reads only
+    # this table; default: all records in a new order in each epoch
+    prompts_by: str | None = None
     iterations: Annotated[int, Ge(1)] = 100  # iterations of the algorithm
     held_out: Annotated[int, Ge(0)] = 512  # prompts kept out of training for evaluation
     eval: tuple[str, ...] = ()  # a further held-out set, as NAME=FILE; repeatable

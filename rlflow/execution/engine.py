@@ -45,6 +45,7 @@ from rlflow.execution.lineage import (
     per_row,
 )
 from rlflow.execution.memory.buffers import KeptBuffer
+from rlflow.execution.memory.prompt_draws import PromptDraws
 from rlflow.execution.memory.tables import KeptTable
 from rlflow.execution.offload_manager import OffloadManager
 from rlflow.execution.role_model import RoleModel
@@ -110,7 +111,7 @@ class Engine:
     models: Mapping[str, RoleModel]  # by role
     scorers: Mapping[str, Scorer]  # by role
     seed: int
-    fresh: Callable[[int], Batch]  # takes more prompts from the data, given their number
+    fresh: Callable[[int], Batch]  # returns the next prompts in the data's order, given their number
     state: dict[str, float] = field(default_factory=dict)  # state of the flow, by name
     iteration: int = 0
     iterations: int = 1  # number of iterations of the run
@@ -130,6 +131,17 @@ class Engine:
     # role → environments that answer the role between its turns
     environments: Mapping[str, EnvironmentPool] = field(default_factory=dict)
     memory: Mapping[str, KeptMemory] = field(default_factory=dict)  # what the flow keeps, by name
+    draws: PromptDraws | None = None  # draws prompts by weight instead
+
+    def take(self, count: int) -> Batch:
+        """Return the next prompts of this iteration.
+
+        They come in the data's order, or are drawn by weight. Of drawn prompts, there may be fewer than ``count``,
+        and SkipIteration is raised if the iteration can't draw any.
+        """
+        if self.draws is None:
+            return self.fresh(count)
+        return self.draws.take(count, self.iteration, self.table(self.draws.by.table))
 
     def at(
         self,

@@ -11,6 +11,7 @@ This module also stores the carry-over of a `repeat`: groups that it kept beyond
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -31,7 +32,7 @@ from rlflow.compiler.spans import Span
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import Count, End, RowAccount, RowOutcome
 from rlflow.execution.computed import sampling_of
-from rlflow.execution.engine import CallOptions, Engine
+from rlflow.execution.engine import CallOptions, Engine, KeptMemory
 from rlflow.execution.executor import Executor
 from rlflow.execution.iteration_outcome import Outcome, Sampled
 from rlflow.execution.lineage import JoinedAxis
@@ -104,10 +105,7 @@ CLOSING_SECONDS = 5.0  # longest wait in seconds for a running call of the sampl
 
 
 class Stream(Protocol):
-    """A source of prompts in a fixed order, whose position can be saved and restored."""
-
-    def take(self, count: int) -> Batch:
-        """Return the next ``count`` prompts."""
+    """The position in the data from which the engine takes prompts. It can be saved and restored."""
 
     def state(self) -> Mapping[str, Any]:
         """Return the position in the stream, as plain values."""
@@ -201,10 +199,7 @@ class Ahead:
             if number not in self.queue:
                 weights = weights or {role: self.engine.frozen(role) for role in self.roles}
                 oldest = self.began[max(number - self.staleness, min(self.began))]
-                memory = {
-                    name: kept.before(number - self.staleness) for name, kept in self.engine.memory.items()
-                }
-                engine = self.engine.at(number, weights, memory)
+                engine = self.engine.at(number, weights, self._memory(number))
                 self.queue[number] = self._thread.submit(self._sample, engine, versions, oldest)
         sampled = self.queue[iteration].result().sampled
         if sampled.skipped:
@@ -212,6 +207,10 @@ class Ahead:
             skip.account = sampled.account
             raise skip
         return sampled
+
+    def _memory(self, number: int) -> dict[str, KeptMemory]:
+        """Return what the flow keeps, as iteration ``number`` reads it: without the writes of the last iterations."""
+        return {name: kept.before(number - self.staleness) for name, kept in self.engine.memory.items()}
 
     def done(self, iteration: int) -> None:
         """Drop the sampled rows of an iteration that has finished."""
@@ -259,11 +258,11 @@ class Ahead:
                 outcome.spans.append(Span(node.name, part.plan.lane[node.id], start, time.monotonic()))
             if part.chain is not None:
                 rows |= self._chained(engine, part, part.chain, prompts, outcome, rows)
+            data = prompts.given() if part.takes_prompts else prompts.so_far()
         except SkipIteration as skip:
             return SampledIteration(
                 cursor, Sampled(prompts.so_far(), skipped=str(skip), account=outcome.account)
             )
-        data = prompts.given() if part.takes_prompts else prompts.so_far()
         outcome.metrics |= self.stream.left_out(cursor)
         return SampledIteration(
             cursor, Sampled(data, rows, outcome.metrics, tuple(outcome.spans), account=outcome.account)
@@ -316,7 +315,7 @@ class Ahead:
                 part.plan.bodies[node.id], drawn, outcome, engine.state_batch(drawn).data
             )
 
-        draws = prompts.draws(options.tries)
+        draws = prompts.draws(options.tries, needed=not opening)
         batches, tried = kept_groups(
             engine, body, draws, groups, account, names, [piece.rows for piece in opening]
         )
@@ -410,8 +409,8 @@ class Ahead:
 
     def _again(self, number: int, entry: Mapping[str, Any], files: Mapping[str, bytes]) -> SampledIteration:
         self.stream.load(entry["cursor"])
-        engine, rows = self.engine.at(number), {}
-        prompts = engine.spread(self.stream.take(entry["prompts"]), self.home)
+        engine, rows = self.engine.at(number, memory=self._memory(number)), {}
+        prompts = engine.spread(engine.take(entry["prompts"]), self.home)
         axes = {node.axis: prompts.axis for node in self.plan.graph.nodes if node.op is Op.DATA}
         for node in self.part(number).nodes if not entry["skipped"] else ():
             axis = self._axis(node, axes, entry["index"])
@@ -491,13 +490,23 @@ class _Prompts:
         """Return the prompts taken so far, or an empty batch if no node has read any."""
         return self._take(0) if self._given is None else self._given
 
-    def draws(self, tries: int) -> Iterator[Batch]:
-        """Yield the prompts for each try of a `repeat`."""
-        for number in range(tries):
-            yield self._take(self._ahead.prompts) if number else self.given()
+    def draws(self, tries: int, needed: bool) -> Iterator[Batch]:
+        """Yield the prompts for each try of a `repeat`.
+
+        Raises SkipIteration if there are no prompts although they are ``needed``.
+        """
+        try:
+            first = self.given()
+        except SkipIteration:
+            if needed:
+                raise
+            return
+        yield first
+        more = (self._take(self._ahead.prompts) for _ in range(tries - 1))
+        yield from itertools.takewhile(len, more)  # records drawn by weight may be used up
 
     def _take(self, count: int) -> Batch:
-        return self._engine.spread(self._ahead.stream.take(count), self._ahead.home)
+        return self._engine.spread(self._engine.take(count), self._ahead.home)
 
 
 def _plain(entry: SampledIteration) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def repeat_groups(
     ``body`` is called at most ``tries`` times, each time with new prompts. The outcomes of all rows are added
     to ``account`` under ``names``. Raises SkipIteration if no group is kept.
     """
-    fresh = (engine.fresh(len(prompts)) for _ in range(tries - 1))
+    more = (engine.take(len(prompts)) for _ in range(tries - 1))
+    fresh = itertools.takewhile(len, more)  # records drawn by weight may be used up
     batches, tried = kept_groups(engine, body, itertools.chain([prompts], fresh), groups, account, names)
     joined = engine.joined(batches)
     wanted = joined.axis.slots < groups

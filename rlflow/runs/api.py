@@ -133,8 +133,11 @@ class Roles(dict[str, Any]):
         self.prepared = context
 
     def take(self, count: int | None = None) -> Batch:
-        """Return the next ``count`` prompts, or as many as one iteration takes."""
-        return self.prepared.prompts.take(count or self.prepared.options.prompts)
+        """Return the next ``count`` prompts, or as many as one iteration takes.
+
+        With ``prompts_by``, there may be fewer. SkipIteration is raised if the iteration can't draw any.
+        """
+        return self.prepared.engine.take(count or self.prepared.options.prompts)
 
     @property
     def state(self) -> dict[str, float]:

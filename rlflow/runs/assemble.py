@@ -36,6 +36,7 @@ from rlflow.errors import Reason, listed
 from rlflow.execution.engine import Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.local_engine import LocalEngine
+from rlflow.execution.memory.prompt_draws import PromptDraws
 from rlflow.execution.memory.saved import empty
 from rlflow.execution.offload_manager import OffloadManager
 from rlflow.execution.queues import Queues
@@ -179,7 +180,11 @@ def _runtime(
     """Start a run's services, load its models, and return its engine, queues and pools."""
     graph, roles, config = parts.program.graph, placed.roles, parts.config
     inputs = EngineInputs(
-        parts.prompts, asking(graph, roles, config, parts.specs), config.sampling, environments.pools
+        parts.prompts,
+        PromptDraws.of(parts.program, parts.prompts),
+        asking(graph, roles, config, parts.specs),
+        config.sampling,
+        environments.pools,
     )
     single_rank(parts.specs, graph, {name: role.generator.can.tensor for name, role in roles.items()})
     parts.services.start()  # services start while models are loaded
@@ -288,6 +293,7 @@ def _in_process(
         sampling=inputs.sampling,
         environments=inputs.environments,
         memory=empty(graph.memory, options.staleness, graph.nodes),
+        draws=inputs.draws,
     )
     scorers |= {name: bound.ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
     queues.do("control", partial(rewards.load_models, device, options))

@@ -17,6 +17,7 @@ from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor
 from rlflow.execution.follow_ups import Asking
 from rlflow.execution.lookahead import Ahead
+from rlflow.execution.memory.prompt_draws import PromptDraws
 from rlflow.execution.queues import Queues, all_for
 from rlflow.processes.watchdog.beside import Watchdog
 from rlflow.rewards.environments.environment_pool import EnvironmentPool
@@ -34,6 +35,7 @@ class EngineInputs:
     """What a run passes to its engine besides the plan, the options and the models."""
 
     prompts: Prompts  # the cursor over the data
+    draws: PromptDraws | None  # draws prompts by weight; None: they come in the data's order
     asking: Asking
     sampling: Mapping[str, Mapping[str, Any]]  # as ``RunConfig.sampling``
     environments: Mapping[str, EnvironmentPool]  # by role

@@ -198,8 +198,12 @@ class Loop:
         return LoopState(self.context.prompts.state(), self.context.engine.flow_state, totals)
 
     def rewind(self, state: LoopState) -> None:
-        """Move the cursor over the data back to where it was in ``state``."""
+        """Go back to the cursor over the data, and to what the flow carries over, in ``state``.
+
+        Rows that were sampled ahead are restored from both.
+        """
         self.context.prompts.load(state.cursor)
+        self.context.engine.flow_state = state.flow_state
 
     def replay(self, iteration: int, state: LoopState) -> None:
         """Prepare to repeat an iteration and all later ones.
@@ -278,7 +282,7 @@ class Loop:
         context = self.context
         if context.ahead is None:
             cursor = context.prompts.state()
-            outcome = context.executor.run(context.plan, context.prompts.take(self.options.prompts))
+            outcome = context.executor.run(context.plan, context.engine.take(self.options.prompts))
             outcome.metrics |= context.prompts.left_out(cursor)
             return outcome
         try:
@@ -299,6 +303,7 @@ class Loop:
             self.compute(partial(self.context.weight_check, iteration)) if self.context.weight_check else {}
         )
         start = time.monotonic()
+        self.context.executor.wrote = False  # drawing prompts may fail before the plan runs
         try:
             outcome = self.outcome(iteration)
         except SkipIteration as skip:
@@ -372,10 +377,12 @@ class Loop:
         }
 
     def passed_over(self) -> Iterator[str]:
-        """Yield a warning for each record that was drawn but can't be used.
+        """Yield a warning for each record that was drawn but can't be used, and if too few were drawn.
 
         After REPORTED warnings, records are only counted.
         """
+        if short := self.context.prompts.short():
+            yield short
         for fault in self.context.prompts.untold():
             self.reported += 1
             if self.reported <= REPORTED:

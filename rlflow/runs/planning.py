@@ -223,6 +223,7 @@ def place_roles(
     stale = [problem for problem in stale_problems(program, options.staleness) if problem.severity == "error"]
     problems = [
         *too_many_rows(Sizes.of(program.graph, Assumed(options.prompts))),
+        *source_problems(options),
         *problems,
         *stale,
         *pool_flag_problems(roles, config),
@@ -240,10 +241,11 @@ def problems_before_backends(
 ) -> Iterator[Problem]:
     """Yield the problems that can be found before a backend is loaded.
 
-    These are too many rows, invalid pools, and a staleness that the pools don't allow. ``values``: returns a
-    role's flags.
+    These are too many rows, prompts drawn from several sources by weight, invalid pools, and a staleness that the
+    pools don't allow. ``values``: returns a role's flags.
     """
     yield from too_many_rows(Sizes.of(graph, Assumed(options.prompts)))
+    yield from source_problems(options)
     yield from pool_problems(options)
     placement = None
     if options.pools:
@@ -298,6 +300,19 @@ def _placement(
         )
         PlanError.refuse([*thread_problems(placement, roles, options), *pool_problems(options)])
     return with_parallelism(placement, program.graph, roles)
+
+
+def source_problems(options: Options) -> Iterator[Problem]:
+    """Yield a problem if prompts would be drawn both by weight and in proportion to the shares of sources."""
+    if options.prompts_by is not None and len(options.data) > 1:
+        yield Problem(
+            "prompts-by-sources",
+            "--prompts-by draws from all records by weight, but several sources of data share the prompts",
+            found=f"--prompts-by {options.prompts_by}, and {len(options.data)} times --data",
+            expected="a single source",
+            remedy="put all records into one file, or leave --prompts-by out",
+            setting="prompts_by",
+        )
 
 
 def share_problems(pools: Pools, options: Options) -> Iterator[Problem]:

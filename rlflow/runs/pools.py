@@ -208,6 +208,7 @@ def engine_of(
         sampling=inputs.sampling,
         environments=inputs.environments,
         memory=empty(graph.memory, options.staleness, graph.nodes),
+        draws=inputs.draws,
         grace=GRACE,
         pools=pools,
         placement=placement,

@@ -376,6 +376,7 @@ def first_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], s
         fields=wanted,
         environments=specs,
         weights=weights(options.reward),
+        prompts_by=options.prompts_by,
     )
 
 
@@ -399,4 +400,5 @@ def trace_options(
         data.known,
         specs,
         weights(options.reward),
+        options.prompts_by,
     )

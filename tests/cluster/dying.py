@@ -15,7 +15,7 @@ from pathlib import Path
 import ray
 import torch
 
-from rlflow import flow, loss, stage
+from rlflow import flow, loss, row, stage, table
 
 HERE = Path(__file__).parent
 NOW = threading.local()  # iteration: the iteration that this thread works on for the driver
@@ -74,6 +74,11 @@ def judge(scores, logprobs, ref_logprobs, values, mask):
     return torch.where(mask, scores[:, None] - values - 0.1 * (logprobs - ref_logprobs), 0.0)
 
 
+@stage(gives={"worth": row(torch.float32)})
+def worth(scores):
+    return 1 + scores
+
+
 @loss
 def policy_loss(new, logprobs, sampled_logprobs, advantages):
     if in_worker():  # in the driver, `check` calls a loss on synthetic rows
@@ -86,10 +91,12 @@ def value_loss(new, scores):
     return (new.values - scores[:, None]).square()
 
 
-@flow
-def dying(prompts, actor, critic, reference, reward):
+@flow(keeps=lambda hp: {"seen": table(worth=1.0)})
+def dying(prompts, actor, critic, reference, reward, seen):
+    prompts |= seen.read(prompts, stale_ok="draws may be a little old")
     batch = actor.generate(prompts, samples=2, max_tokens=4)
     batch |= reward(batch)
+    seen.write(batch.drop("worth") | worth(batch), worth="add")
     batch |= actor.logprobs(batch)
     batch |= reference.logprobs(batch, gives="ref_logprobs")
     batch |= critic.values(batch)

@@ -33,7 +33,7 @@ SMALL = {
     "reward_write": ("/",),
 }  # the reward counts its calls, and kills its worker
 TWO = {"pools": "all=2", "held_out": 4, "eval_every": 2, "commit_every": 2}
-AHEAD = {"pools": "train=1,rollout=1", "staleness": 1}
+AHEAD = {"pools": "train=1,rollout=1", "staleness": 1, "prompts_by": "seen.worth"}
 TIMES = ("seconds", "response/tokens_per_second")
 
 

@@ -16,6 +16,7 @@ from rlflow.compiler.graph.ancestry import ahead_of_training, sources
 from rlflow.compiler.graph.due import Narrowed, due_sets, narrowed
 from rlflow.compiler.graph.model import SETTING, Column, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program
+from rlflow.compiler.trace.drawn_by import stale_problem
 from rlflow.errors import PlanError, Problem, listed
 
 UNDECIDED = "side effects that no seed reproduces (pure=False)"  # read by a stage with side effects
@@ -41,6 +42,8 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
         if repeated.body is not None:
             yield from repeat_problems(program.graph, repeated, repeated.body, staleness)
     yield from chain_problems(program.graph, staleness)
+    if program.drawn_by is not None:
+        yield from stale_problem(program.drawn_by, staleness)
     yield from dict.fromkeys(
         problem
         for part in _parts(program.graph)

@@ -29,6 +29,7 @@ from rlflow.compiler.graph.model import (
 )
 from rlflow.compiler.trace import column_rules, rules
 from rlflow.compiler.trace.arguments import arguments, raised, role_names
+from rlflow.compiler.trace.drawn_by import DrawnBy, drawn_by
 from rlflow.compiler.trace.evaluation import trace_evaluation
 from rlflow.compiler.trace.graph_recorder import STATE, Context, StoredColumns
 from rlflow.compiler.trace.graph_rules import graph_problems
@@ -65,6 +66,7 @@ class TraceOptions:
     # role → its environment; the key "" stands for the only role that samples
     environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)
     weights: tuple[float, ...] = ()  # weight of each reward bound to ``*rewards``, in their order; default 1
+    prompts_by: str | None = None  # the weights by which prompts are drawn, as TABLE.COLUMN
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Program:
     weights: Mapping[str, float] = field(default_factory=dict)  # role → weight, for each of ``*rewards``
     # roles whose weight the flow reads; their scores are not multiplied by it
     weighed: frozenset[str] = frozenset()
+    drawn_by: DrawnBy | None = None  # the weights by which prompts are drawn; None: they come in order
 
     def loss(self, name: str) -> Loss:
         """Return the loss of the update node ``name``."""
@@ -169,10 +172,16 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
         else None
     )
     graph = _graph(tracer, flow, hp, roles, kept, initial, result, evaluation)
-    problems = list(graph_problems(graph, tracer, flow.place, flow.trains)) if not stopped else []
+    drawn: DrawnBy | None = None
+    problems: list[Problem] = []
+    if not stopped and options.prompts_by is not None:
+        drawn, problems = drawn_by(graph, tracer.functions, options.prompts_by, flow.place)
+    if not stopped:
+        problems += graph_problems(graph, tracer, flow.place, drawn, flow.trains)
     problems += due_problems(graph, tracer.functions)
     distinct = tuple(dict.fromkeys([*tracer.problems, *problems]))
-    program = Program(flow, hp, graph, tracer.functions, tracer.bound, weights, frozenset(tracer.weighed))
+    weighed = frozenset(tracer.weighed)
+    program = Program(flow, hp, graph, tracer.functions, tracer.bound, weights, weighed, drawn)
     return TraceResult(program, distinct), tracer.reads_prompt_id and not numbered
 
 

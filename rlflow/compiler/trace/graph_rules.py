@@ -10,6 +10,7 @@ from rlflow.author.node_options import EncodeOptions, GenerateOptions
 from rlflow.author.stage import Stage
 from rlflow.compiler.graph.model import Column, Graph, Node, Op, all_nodes, used_nodes
 from rlflow.compiler.trace import environment_rules, memory_rules
+from rlflow.compiler.trace.drawn_by import DrawnBy, possible
 from rlflow.errors import Place, Problem, listed, nearest
 
 if TYPE_CHECKING:
@@ -17,11 +18,15 @@ if TYPE_CHECKING:
 
 
 def graph_problems(
-    graph: Graph, tracer: Tracer, place: Place | None, trains: bool = True
+    graph: Graph, tracer: Tracer, place: Place | None, drawn: DrawnBy | None, trains: bool = True
 ) -> Iterator[Problem]:
-    """Yield problems that only show in the whole graph. ``trains``: whether the flow must update a role."""
+    """Yield problems that only show in the whole graph.
+
+    ``drawn``: the weights by which the run draws prompts, if any. ``trains``: whether the flow must update a
+    role.
+    """
     yield from replaced_unread(graph, tracer.recorded.replaced)
-    yield from never_read(graph, tracer.functions)
+    yield from never_read(graph, tracer.functions, drawn)
     calls = [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
     evaluating = [
         f"{node.role}.generate"
@@ -29,7 +34,7 @@ def graph_problems(
         if node.op is Op.GENERATE
     ]
     yield from environment_rules.environment_roles(graph, tracer.context.environments, used_nodes(graph))
-    yield from memory_rules.unused(graph, place)
+    yield from memory_rules.unused(graph, place, drawn.table if drawn else None)
     yield from memory_rules.buffer_problems(graph)
     yield from no_such_call(tracer.context.sampling, list(dict.fromkeys([*calls, *evaluating])))
     if trains and not any(node.writes for node in graph.nodes):
@@ -169,15 +174,24 @@ def _read_within(node: Node, name: str) -> bool:
     return inner in node.body.readers() or _read_within(node.body.nodes[inner.node], inner.name)
 
 
-def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Yield a problem for each column that nothing reads, if one of the author's own stages computes it."""
+def never_read(
+    graph: Graph, own: Mapping[str, Stage | Loss], drawn: DrawnBy | None = None
+) -> Iterator[Problem]:
+    """Yield a problem for each column that nothing reads, if one of the author's own stages computes it.
+
+    ``drawn``: the weights by which the run draws prompts, if any.
+    """
     readers = graph.readers()
     results = {item.column for item in graph.results}
     for node in graph.nodes:
         columns = [Column(node.id, output.name) for output in node.outputs]
         unread = [c.name for c in columns if c not in readers and c not in results]
         unread = [name for name in unread if name not in {slot.name for slot in graph.state}]
+        if drawn is not None and drawn.stage == node:
+            unread = [name for name in unread if name != drawn.name]
         if node.op is Op.STAGE and node.name in own and unread:
+            weights = possible(graph, node, own[node.name])
+            draw = f", or draw prompts by it: --prompts-by {weights[0]}" if weights else ""
             yield Problem(
                 "never-read",
                 f"stage '{node.name}' gives {listed(unread)}, but nothing reads it",
@@ -185,7 +199,7 @@ def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Proble
                 node.definition,
                 found=listed(unread),
                 expected="a later stage, loss or method that reads it",
-                remedy="remove it, or read it",
+                remedy=f"remove it, or read it{draw}",
                 severity="warning",
             )
 

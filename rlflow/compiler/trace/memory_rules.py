@@ -239,11 +239,15 @@ def written_again(what: str, name: str, written: Place | None, place: Place | No
     )
 
 
-def unused(graph: Graph, place: Place | None) -> Iterator[Problem]:
-    """Yield a problem for each table or buffer of the flow that nothing reads, or nothing writes."""
+def unused(graph: Graph, place: Place | None, drawn: str | None) -> Iterator[Problem]:
+    """Yield a problem for each table or buffer of the flow that nothing reads, or nothing writes.
+
+    ``drawn``: the table whose numbers the run draws prompts by, which counts as a read.
+    """
     nodes = list(all_nodes(graph.nodes))
     for slot in graph.memory:
         ops = {node.op for node in nodes if node.memory == slot.name}
+        ops |= {Op.READ} if slot.name == drawn else set()
         verbs = {Op.DRAW: "draws from", Op.PUT: "puts into"} if isinstance(slot.spec, Buffer) else VERBS
         lacking = [verb for op, verb in verbs.items() if op not in ops]
         calls = [f"{slot.name}.{op}" for op in verbs]

@@ -257,11 +257,8 @@ class DryRuns:
             self.longest,
             fill,
         )
-        engine.sampled, engine.shift, engine.fresh = (
-            self._sampled if self._sound else {},
-            shift or {},
-            self._prompts(),
-        )
+        engine.sampled, engine.shift = self._sampled if self._sound else {}, shift or {}
+        engine.fresh, engine.draws = self._prompts(), None
         engine.asks = asks
         executor = Executor(engine, self.queues)
         executor.heartbeat_page = self.heartbeat_page
