@@ -90,12 +90,12 @@ def test_a_put_follows_the_rows_that_it_stores_and_a_draw_does_not():
     def replay(prompts, actor, reward, past):
         old = past.draw()
         batch = actor.generate(prompts, samples=2, max_tokens=4, every=2)
-        batch |= reward(batch)
+        batch |= reward(batch, every=2)
         past.put(batch)
         actor.update(old, plain_loss)
 
     graph = compile_flow(replay).graph
-    part = narrowed(graph, {"actor.generate"})
+    part = narrowed(graph, {"actor.generate", "reward"})
     idle = {node.name for node in part.idle.values()}
     assert "past.put" in idle
     assert not idle & {"past.draw", "actor.update"}
