@@ -76,11 +76,19 @@ def health(records: Mapping[str, Batch], judged: ScoredRecords = NO_REWARDS) -> 
 
 
 def _under_mask(records: Mapping[str, Batch]) -> dict[str, Tensor]:
-    """Return the values of recorded token columns under the mask, as flat float64 tensors by name."""
+    """Return the values of recorded token columns under the mask, as flat float64 tensors by name.
+
+    Tokens that no model sampled are left out.
+    """
     if "mask" not in records:
         return {}
     axis, mask = records["mask"].axis, records["mask"].data["mask"].value
     columns = {name: records[name] for name in TOKENS[1:] if name in records and records[name].axis is axis}
+    versions = records.get("policy_version")
+    if versions is not None and versions.axis is axis:
+        mask = mask & (versions.data["policy_version"].value >= 0)
+        if not bool(mask.any()):
+            return {}
     return {name: batch.data[name].value[mask].double() for name, batch in columns.items()}
 
 

@@ -58,6 +58,19 @@ def test_a_mismatch_is_the_largest_of_a_masked_token():
     assert found["policy/kl_sampler"] == pytest.approx((math.exp(-0.5) - 1 + 0.5) / 5)
 
 
+def test_tokens_that_no_model_sampled_have_no_mismatch_and_no_entropy():
+    given = tokens([-1.0, -2.0], [-0.5], [-1.0, -9.0], [-3.0])
+    filled = tokens([-1.0, -2.0], [0.0], [-1.0, -9.0], [0.0])  # the second and last row were encoded
+    versions = [[4, 4], [-1], [4, -1], [-1]]
+    found = health(
+        records(mask=MASK, logprobs=given, sampled_logprobs=filled, policy_version=versions, scores=[1.0] * 4)
+    )
+    assert found["policy/mismatch_max"] == 0.0
+    assert found["policy/entropy"] == pytest.approx((1 + 2 + 1) / 3)
+    found = health(records(mask=MASK, logprobs=given, policy_version=[[-1] * len(row) for row in MASK]))
+    assert not any(name.startswith("policy/") for name in found)
+
+
 def test_a_critic_equal_to_the_returns_explains_all_variance():
     returns = tokens([1.0, 2.0], [3.0], [4.0, 0.0], [5.0])
     assert health(records(mask=MASK, values=returns, returns=returns))["critic/explained_variance"] == 1.0

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rlflow.author.node_options import ConcatOptions, UpdateOptions
 from rlflow.compiler.graph.model import Column, Input, Node, Op
-from rlflow.compiler.passes.recording import RECORDED, last, of_policies, scored_columns
+from rlflow.compiler.passes.recording import RECORDED, VERSION, last, of_policies, scored_columns
 from rlflow.compiler.plan import FORWARDS, PassNote, Plan
 
 
@@ -27,7 +27,7 @@ def prune(plan: Plan) -> Plan:
     watched = {column for columns in (records, *policies.values()) for column in columns.values()}
     watched |= {column for columns in scores.values() for column in columns}
     recorded = frozenset(
-        {column for column in watched if column.name in RECORDED}
+        {column for column in watched if column.name in (*RECORDED, VERSION)}
         | results
         | {slot.final for slot in graph.state}
     )

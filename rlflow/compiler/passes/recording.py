@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from rlflow.author.columns import SOURCE
-from rlflow.compiler.graph.ancestry import chosen_from
+from rlflow.compiler.graph.ancestry import chosen_from, sources
 from rlflow.compiler.graph.model import Column, Graph, Node, Op
 from rlflow.compiler.plan import ScoredColumns
 
@@ -23,6 +23,7 @@ RECORDED = (
     "failed",
     "episode",
 )
+VERSION = "policy_version"  # recorded only for rows of which some were encoded from text
 # these columns are recorded only if a node reads them
 WATCHED = ("logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
 # columns for the health metrics of one role
@@ -120,7 +121,21 @@ def last(graph: Graph) -> dict[str, Column]:
             if output.name in (*RECORDED, *WATCHED)
         }
         columns = own | columns if node.op is Op.ENCODE else columns | own
-    return columns
+    return columns | _versions(graph, columns)
+
+
+def _versions(graph: Graph, columns: Mapping[str, Column]) -> dict[str, Column]:
+    """Return the column ``policy_version`` if recorded rows may have tokens that no model sampled.
+
+    Health metrics of the policy skip these tokens.
+    """
+    mask = columns.get("mask")
+    if mask is None:
+        return {}
+    giver = graph.nodes[mask.node]
+    encoded = any(graph.axes[axis].step == "encoded" for axis in sources(graph.axes, giver.rows_axis))
+    known = any(output.name == VERSION for output in giver.outputs)
+    return {VERSION: Column(giver.id, VERSION)} if encoded and known else {}
 
 
 def of_policies(graph: Graph, idle: Mapping[int, Node] = NOTHING) -> dict[str, dict[str, Column]]:
@@ -146,4 +161,4 @@ def _learned_from(graph: Graph, update: Node) -> dict[str, Column]:
         names = [name for name in names if name not in OWN or node.role in (None, update.role)]
         if node.rows_axis in axes or SOURCE in names:
             columns = {**columns, **{name: Column(node.id, name) for name in names}}
-    return dict(columns)
+    return {**columns, **_versions(graph, columns)}

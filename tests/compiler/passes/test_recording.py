@@ -60,6 +60,15 @@ def test_samples_are_shown_and_not_the_texts_encoded_after_them():
     assert {own[name] for name in ("tokens", "mask", "completion", "finish")} == {"actor.generate"}
 
 
+def test_rows_joined_with_encoded_ones_record_which_tokens_were_sampled():
+    made = plan(compile_flow(LINEAGE.demonstrated))
+    (joined,) = (node.id for node in made.graph.nodes if node.name == "concat")
+    assert made.records["policy_version"] == Column(joined, "policy_version")
+    assert made.records["policy_version"] in made.keep_until_end
+    assert "policy_version" not in plan(compile_flow(LINEAGE.correction)).records
+    assert "policy_version" not in plan(compile_flow(LINEAGE.taught)).records
+
+
 def test_columns_measured_by_role_are_kept_to_the_end():
     program = compile_flow(LINEAGE.critique)
     made = plan(program)
