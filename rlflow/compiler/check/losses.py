@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlflow.author.columns import Kind, Level
+from rlflow.author.columns import PART, Kind, Level
 from rlflow.author.joint import LossTerm, terms
 from rlflow.author.loss import Loss
 from rlflow.author.node_options import UpdateOptions
@@ -181,7 +181,7 @@ def column(name: str, kind: Kind, rng: torch.Generator) -> Any:
     """Make synthetic values of a column, in the form that a loss gets.
 
     Log-probs are below 0 and weights above 0. The mask has masked-out tokens and padding. Adjacent rows form
-    pairs.
+    pairs, and come from the first and second batch of a `concat`.
     """
     shape = {Level.TOKEN: (ROWS, TOKENS), Level.PROMPT: (ROWS, PROMPT), Level.SCALAR: ()}.get(
         kind.level, (ROWS,)
@@ -195,6 +195,8 @@ def column(name: str, kind: Kind, rng: torch.Generator) -> Any:
         )
     if name == "group":
         return torch.arange(ROWS) // GROUP
+    if name == PART:
+        return torch.arange(ROWS) % 2
     if kind.family == "bool":
         return torch.arange(number.numel()).reshape(shape) % 2 == 0
     if kind.family != "float":
