@@ -35,6 +35,7 @@ from rlflow.algorithms import (
     remax,
     rloo,
     sapo,
+    selfplay,
     spo,
     topr,
     vapo,
@@ -112,6 +113,7 @@ LOSSES = {
     "vineppo": (vineppo.policy_loss, {"clip": 0.2, "beta": 0.0}),
     "sapo": (sapo.policy_loss, {"tau_pos": 1.0, "tau_neg": 1.05}),
     "topr": (topr.policy_loss, {}),
+    "selfplay": (selfplay.policy_loss, {"clip": 0.2}),
     "spo": (spo.policy_loss, {"low": 0.2, "high": 0.28}),
     "critique": (critique.policy_loss, {"clip": 0.2}),
     "debate": (debate.policy_loss, {"clip": 0.2}),
@@ -176,6 +178,14 @@ def test_spo_with_any_value_has_the_true_direction(policy):
     advantages = spo.compare(SCORES, torch.full((9,), 0.7, dtype=torch.float64), ONES)
     got = expected(policy, advantages, ALONE, policy.probabilities().detach(), "spo")
     torch.testing.assert_close(got * (SCORES.var() + 1e-8).sqrt(), policy.true_gradient(SCORES), **EXACT)
+
+
+def test_selfplay_has_the_true_direction_for_each_kind(policy):
+    kind, nothing = torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.float64)
+    advantages = selfplay.compare(SCORES, kind, ONES, nothing, nothing, nothing, decay=0.9)[0]
+    got = expected(policy, advantages, ALONE, policy.probabilities().detach(), "selfplay")
+    deviation = SCORES.std(correction=0) + 1e-4
+    torch.testing.assert_close(got * deviation, policy.true_gradient(SCORES), **EXACT)
 
 
 def penalised(policy, reference, beta):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import rlflow
-from rlflow.algorithms import curriculum, spo
+from rlflow.algorithms import curriculum, selfplay, spo
+from rlflow.author.batch import Batch
 from rlflow.author.load import load_flow
 from rlflow.backends.null import Trainer
 from rlflow.training.protocols import ModelSpec
@@ -23,12 +24,16 @@ class Moving(Trainer):
 
 
 class Traced:
-    """A flow on the null backend, with scores that a test gives."""
+    """A flow on the null backend, with the scores that a test gives. Prompts are named by their place in
+    ``records``.
+
+    ``said``: completions that replace those of the backend for a stage, by prompt.
+    """
 
     def __init__(self, name, hp, folder, records, trainer=Trainer, **options):
         data = folder / "records.jsonl"
         data.write_text("".join(json.dumps({"prompt": text, "answer": "0"}) + "\n" for text in records))
-        self.flow, self.columns = load_flow(name), {}
+        self.flow, self.records, self.said = load_flow(name), list(records), {}
         hp = dataclasses.replace(self.flow.parameters.hp, **hp)
         self.roles = rlflow.roles(
             self.flow, hp, backend="null", data=str(data), held_out=0, out=str(folder), **options
@@ -39,41 +44,48 @@ class Traced:
 
     def stage(self, of, batch, *rest):
         """Run a stage, and keep the columns that it reads and gives."""
+        if of.name in self.said:
+            left = {prompt: iter(texts) for prompt, texts in self.said[of.name].items()}
+            texts = [next(left[prompt]) for prompt in self.prompts_of(batch)]
+            data = dataclasses.replace(batch.data["completion"], value=texts)
+            batch = Batch(batch.axis, {**batch.data, "completion": data})
         result = self._stage(of, batch, *rest)
-        self.columns[of.name] = batch | result[0]
+        self.calls.setdefault(of.name, []).append(batch | result[0])
         return result
 
     def take(self):
-        """Take the prompts of the next iteration. Return their prompt_ids in the order of the data."""
-        self.taken = self.roles.take()
-        self.prompts = dict(
-            zip(self.taken.axis.keys[:, 0].tolist(), self.taken["prompt_id"].tolist(), strict=True)
-        )
-        return list(self.prompts.values())
+        """Take the prompts of the next iteration. Return them in the order of the data."""
+        self.taken, self.calls = self.roles.take(), {}
+        names = [self.records.index(text) for text in self.taken["prompt"]]
+        self.prompts = dict(zip(self.taken.axis.keys[:, 0].tolist(), names, strict=True))
+        return names
+
+    def prompts_of(self, batch):
+        return [self.prompts[place] for place in batch.axis.keys[:, 0].tolist()]
 
     def iteration(self, scores):
-        """Run the iteration. ``scores``: the scores of each prompt's responses, by prompt_id."""
+        """Run the iteration. ``scores``: the scores of each prompt's responses."""
 
         def scored(batch):
             left = {prompt: iter(row) for prompt, row in scores.items()}
-            return torch.tensor([next(left[prompt]) for prompt in batch["prompt_id"].tolist()]), {}
+            return torch.tensor([next(left[prompt]) for prompt in self.prompts_of(batch)]), {}
 
         self.engine.scorers = dict.fromkeys(self.engine.scorers, scored)
         self.flow(self.taken, **self.roles)
 
     def sampled(self):
-        """Return the prompt_ids of the iteration's responses."""
-        return {self.prompts[place] for place in self.columns["compare"].axis.keys[:, 0].tolist()}
+        """Return the prompts of the iteration's responses."""
+        return set(self.prompts_of(self.calls["compare"][-1]))
 
-    def seen(self, stage, column):
-        """Return a column of a stage's rows, sorted by prompt_id and sample. Of a token column, the value at
-        the first token.
+    def seen(self, stage, column, call=-1):
+        """Return a column of a stage's rows, sorted by prompt and sample. Of a token column, the value at the
+        first token.
         """
-        batch = self.columns[stage]
-        order = sorted(
-            range(len(batch)),
-            key=lambda row: (self.prompts[int(batch.axis.keys[row, 0])], *batch.axis.keys[row, 1:].tolist()),
-        )
+        batch = self.calls[stage][call]
+        prompts = self.prompts_of(batch)
+        order = sorted(range(len(batch)), key=lambda row: (prompts[row], *batch.axis.keys[row].tolist()))
+        if isinstance(batch[column], list):
+            return [batch[column][row] for row in order]
         values = batch[column] if batch[column].dim() == 1 else batch[column][:, 0]
         return pytest.approx(values[order].tolist(), abs=1e-5, nan_ok=True)
 
@@ -201,3 +213,69 @@ def test_learnability_is_the_expected_variance_of_a_response():
         density = p**wins * (1 - p) ** losses
         gain, _ = curriculum.learnability(torch.tensor([wins]), torch.tensor([wins + losses]))
         assert float(gain) == pytest.approx(float((p * (1 - p) * density).sum() / density.sum()), rel=1e-3)
+
+
+def test_selfplay_pays_and_compares_each_role_by_type(traced):
+    """Prompts 0 and 2 are sums (kind 0), prompt 1 is a difference (kind 1). The averages keep a half."""
+    sums = ("20 + 7 =", "9 - 4 =", "30 + 1 =")
+    run = traced("selfplay", {"max_tokens": 4, "samples": 2, "decay": 0.5, "request": ""}, sums, prompts=3)
+    numbers = {prompt: ["5", "5"] for prompt in range(3)}
+    run.take()
+    run.said = {"pose": {0: ["3"], 1: ["x"], 2: [" 99"]}, "grade": {**numbers, 2: ["5", "five"]}}
+    run.iteration({0: [1.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 0.0]})
+    assert run.seen("pose", "question") == ["3 + 7 =", "9 - 4 =", "99 + 1 ="]
+    assert run.seen("pose", "answer") == ["10", "0", "100"]
+    assert run.seen("grade", "scores") == [1, -0.5, 1, 1, -0.5, -1]
+    # half of the answers are right; the proposal is no number; no answer is right
+    assert run.seen("pay", "scores") == [0.5, -1, -0.5]
+    assert run.seen("compare", "advantages", 0) == [0.5 / 0.5001, 0, -0.5 / 0.5001]
+    # weight, mean, square of kind 0 and 1; only the last differ from the batch's because of the weight
+    assert run.stored("proposer") == {0: [0.5, 0, 0.125], 1: [0.5, -0.5, 0.5]}
+    # rewards 1, -1/2, -1/2, -1 of kind 0: mean -1/4, deviation 3/4
+    advantages = [1.25 / 0.7501, -0.25 / 0.7501, 0, 0, -0.25 / 0.7501, -0.75 / 0.7501]
+    assert run.seen("compare", "advantages", 1) == advantages
+    assert run.stored("solver") == {0: [0.5, -0.125, 0.3125], 1: [0.5, 0.5, 0.5]}
+
+    run.take()
+    run.said = {"pose": {0: ["5"], 1: ["8"], 2: ["123"]}, "grade": numbers}
+    run.iteration({0: [1.0, 1.0], 1: [0.0, 1.0], 2: [1.0, NAN]})
+    assert run.seen("pose", "question") == ["5 + 7 =", "8 - 4 =", "30 + 1 ="]
+    assert run.seen("pose", "answer") == ["12", "4", "0"]
+    assert run.seen("pay", "scores") == [-0.5, 0.5, -1]
+    # kind 0: mean -0.375 / 0.75 = -1/2, square 0.375 / 0.75, so deviation 1/2; kind 1: mean 0, deviation √(1/2)
+    assert run.seen("compare", "advantages", 0) == [0, 0.5 / (0.5**0.5 + 1e-4), -0.5 / 0.5001]
+    assert run.stored("proposer") == {0: [0.75, -0.375, 0.375], 1: [0.75, 0, 0.375]}
+    # kind 0: mean 0.583333, deviation 0.731247; kind 1: mean 1/2, deviation √(1/2)
+    advantages = [0.569725, 0.569725, -1.414014, 0.707007, 0.569725, NAN]
+    assert run.seen("compare", "advantages", 1) == advantages
+    assert run.stored("solver") == {0: [0.75, 0.4375, 0.65625], 1: [0.75, 0.375, 0.5625]}
+
+    run.take()
+    run.said = {"pose": {0: ["-1"], 1: ["1"], 2: ["4"]}, "grade": numbers}
+    run.iteration({0: [1.0, 1.0], 1: [NAN, NAN], 2: [1.0, 0.0]})
+    assert run.seen("pay", "scores") == [-1, NAN, 0.5]
+    # mean -0.3125 / 0.875, deviation 0.666242; without a score, nothing of kind 1 is written
+    assert run.seen("compare", "advantages", 0) == [-0.964755, NAN, 1.286341]
+    assert run.stored("proposer") == {0: [0.875, -0.3125, 0.5], 1: [0.75, 0, 0.375]}
+    # mean 0.53125 / 0.875, deviation 0.686049
+    assert run.seen("compare", "advantages", 1) == [0.572554, 0.572554, NAN, NAN, 0.572554, -1.613561]
+    assert run.stored("solver") == {0: [0.875, 0.53125, 0.734375], 1: [0.75, 0.375, 0.5625]}
+
+
+def test_selfplay_pays_a_proposal_by_the_share_of_wrong_answers():
+    rate, valid = torch.tensor([0.25, 0.0, 1.0, NAN, 0.5, NAN]), torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.0])
+    paid = selfplay.pay(valid, rate, wrong=-0.5, malformed=-1.0)
+    assert paid.tolist() == pytest.approx([0.75, -0.5, -0.5, NAN, -1.0, -1.0], nan_ok=True)
+
+
+def test_selfplay_without_memory_normalises_over_the_batch_by_type():
+    """TRR++ of the paper: (reward - mean) / standard deviation of the batch's rewards of one type."""
+    scores = torch.linspace(-1, 2, 9, dtype=torch.float64).square()
+    kind = torch.tensor([0, 1, 1, 0, 0, 1, 0, 1, 1])
+    old = torch.full((9,), 3.0, dtype=torch.float64)
+    mask = torch.ones(9, 1, dtype=torch.bool)
+    advantages = selfplay.compare(scores, kind, mask, old, old, old, decay=0.0)[0][:, 0]
+    for each in (0, 1):
+        rows = scores[kind == each]
+        expected = (rows - rows.mean()) / (rows.std(correction=0) + 1e-4)
+        torch.testing.assert_close(advantages[kind == each], expected)

@@ -113,7 +113,7 @@ def test_rows_of_repeated_iterations_are_counted_once(tmp_path, ray_address, nam
     )
 
 
-SHIPPED = ["debate", "vapo", "vineppo"]
+SHIPPED = ["debate", "selfplay", "vapo", "vineppo"]
 TRIAL = TESTS / "trial"
 OWN = {"duel": TRIAL / "duel.py", "curriculum": TRIAL / "curriculum.py"}
 OWN_SETTINGS = {
@@ -125,7 +125,7 @@ FEW = {"hp.samples": 2, "hp.max_tokens": 6, "hp.minibatch": 5}
 
 
 # the forms of other algorithms are those of the flows above
-@pytest.mark.parametrize("name", ["vapo", "vineppo", *OWN])
+@pytest.mark.parametrize("name", ["selfplay", "vapo", "vineppo", *OWN])
 def test_an_algorithm_on_pools_ends_like_in_one_process(tmp_path, name):
     keywords = SMALL | {"iterations": 2} | FEW | OWN_SETTINGS.get(name, {})
     one, pools = (

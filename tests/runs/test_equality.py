@@ -34,6 +34,7 @@ FLOWS = {
     "distill": {"max_tokens": 6, "minibatch": 16},
     "gpg": {"max_tokens": 6, "minibatch": 16, "samples": 4},
     "curriculum": {"max_tokens": 6, "minibatch": 8, "samples": 4, "chosen": 2},
+    "selfplay": {"max_tokens": 6, "minibatch": 9, "samples": 2},
     "spo": {"max_tokens": 6, "minibatch": 2},
 }
 
