@@ -20,6 +20,7 @@ from rlflow.author.loss import Loss
 from rlflow.author.node_options import UpdateOptions
 from rlflow.author.stage import Stage
 from rlflow.compiler.graph.ancestry import Merge, merge
+from rlflow.compiler.graph.due import parts
 from rlflow.compiler.graph.model import FRESH_OPTIMIZER, SETTING, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program
 from rlflow.errors import Problem, listed
@@ -68,14 +69,18 @@ class Trial:
 def loss_problems(program: Program) -> Iterator[Problem]:
     """Call the losses of all updates on synthetic rows, and yield the problems.
 
-    A loss isn't called if it reads a column of unknown kind.
+    A loss isn't called if it reads a column of unknown kind. It's also called without the columns that aren't
+    there in some iterations.
     """
-    for node in program.graph.nodes:
+    tried: set[tuple[str, str, tuple[str, ...]]] = set()
+    for graph, node in ((part.graph, node) for part in parts(program.graph) for node in part.graph.nodes):
         loss = program.functions.get(node.name)
         if node.op is Op.UPDATE and isinstance(loss, Loss):
             for term in loss_terms(program, node, loss):
-                kinds = column_kinds(program.graph, node, term.loss)
-                if kinds is not None:
+                kinds = column_kinds(graph, node, term.loss)
+                key = (node.name, term.prefix, tuple(sorted(kinds or ())))
+                if kinds is not None and key not in tried:
+                    tried.add(key)
                     yield from _trial_problems(node, term, kinds)
 
 

@@ -26,7 +26,8 @@ from rlflow.author.columns import Kind, Level
 from rlflow.author.dispatch import ALL, DP_COMPUTE
 from rlflow.author.stage import Stage
 from rlflow.compiler.check.losses import BY_VALUE, ROWS, TOKENS, column, column_kinds, synthetic_settings
-from rlflow.compiler.graph.model import Graph, Node
+from rlflow.compiler.graph.due import parts
+from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.compiler.trace.compile import Program
 from rlflow.errors import Problem, listed
 from rlflow.processes.user_frames import own_lines
@@ -42,12 +43,12 @@ def stage_problems(program: Program) -> Iterator[Problem]:
     """Call a flow's stages on synthetic rows and yield the problems.
 
     Stages in its repeats and its evaluation are included. Each stage is called once per set of columns that
-    it reads.
+    it reads, also without those that aren't there in some iterations.
     """
     tried: set[tuple[str, tuple[str, ...]]] = set()
-    for graph in _graphs(program.graph):
+    for graph in (each for part in parts(program.graph) for each in _graphs(part.graph)):
         for node in graph.nodes:
-            stage = program.functions.get(node.name)
+            stage = program.functions.get(node.name) if node.op is not Op.IDLE else None
             if not isinstance(stage, Stage) or not stage.pure or stage.on or stage.dispatch.split is not None:
                 continue
             kinds = column_kinds(graph, node, stage)

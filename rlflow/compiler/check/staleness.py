@@ -13,11 +13,11 @@ from rlflow.author.joint import terms
 from rlflow.author.loss import Loss
 from rlflow.author.node_options import ReadOptions
 from rlflow.compiler.graph.ancestry import ahead_of_training, sources
-from rlflow.compiler.graph.due import Narrowed, due_sets, narrowed
+from rlflow.compiler.graph.due import Narrowed, parts
 from rlflow.compiler.graph.model import SETTING, Column, Graph, Node, Op
 from rlflow.compiler.trace.compile import Program
 from rlflow.compiler.trace.drawn_by import stale_problem
-from rlflow.errors import PlanError, Problem, listed
+from rlflow.errors import Problem, listed
 
 UNDECIDED = "side effects that no seed reproduces (pure=False)"  # read by a stage with side effects
 
@@ -46,17 +46,9 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
         yield from stale_problem(program.drawn_by, staleness)
     yield from dict.fromkeys(
         problem
-        for part in _parts(program.graph)
+        for part in parts(program.graph)
         for problem in (*_carried_problems(part, staleness), *_uncorrected(program, part.graph, staleness))
     )
-
-
-def _parts(graph: Graph) -> list[Narrowed]:
-    """Return the graph for each set of calls that are due together; if there are too many, as a whole."""
-    try:
-        return [narrowed(graph, each.idle) for each in due_sets(graph)]
-    except PlanError:
-        return [Narrowed(graph)]
 
 
 def _carried_problems(part: Narrowed, staleness: int) -> Iterator[Problem]:

@@ -152,6 +152,14 @@ def narrowed(graph: Graph, idle: Collection[str]) -> Narrowed:
     return replace(result, graph=_rest(graph, tuple(nodes), moved, missing), missing_results=missing)
 
 
+def parts(graph: Graph) -> list[Narrowed]:
+    """Return the graph for each set of calls that are due together, or as it is if there are too many sets."""
+    try:
+        return [narrowed(graph, each.idle) for each in due_sets(graph)]
+    except PlanError:
+        return [Narrowed(graph)]
+
+
 def _set_idle(
     node: Node,
     result: Narrowed,

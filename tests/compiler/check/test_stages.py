@@ -185,3 +185,26 @@ def test_stages_in_a_repeat_are_called_except_those_with_side_effects(capsys):
     assert [problem.code for problem in report.errors] == ["stage-raised"]
     assert CALLED == ["kept"]
     assert capsys.readouterr().out == ""
+
+
+def test_stages_and_losses_are_also_called_without_columns_that_are_not_due():
+    @stage(gives="advantages")
+    def adds(scores, mask, ref_logprobs=None):
+        return scores[:, None] * mask + ref_logprobs
+
+    @loss
+    def scales(new, advantages, ref_logprobs=None):
+        return -new.logprobs * advantages * ref_logprobs, {}
+
+    @flow
+    def rarely(prompts, actor, reference, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        batch |= reference.logprobs(batch, gives="ref_logprobs", every=2)
+        batch |= adds(batch)
+        actor.update(batch, scales)
+
+    problems = check(rarely, with_variants=False).problems
+    assert ["NoneType" in one.found for one in problems] == [True, True]
+    assert ["adds" in one.message or "scales" in one.message for one in problems] == [True, True]
+    assert {one.severity for one in problems} == {"error"}
