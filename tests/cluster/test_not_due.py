@@ -9,12 +9,13 @@ from safetensors.torch import load_file
 
 import rlflow
 from rlflow.author.load import load_flow
+from rlflow.execution.offload_manager import OffloadManager
 from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
 
 FLOW = load_flow(f"{Path(__file__).parent / 'flows.py'}::now_and_then")
 ITERATIONS, CUT = 8, 4  # a cycle has 6 iterations
-SMALL = {"prompts": 4, "held_out": 0, "threads": 1, "prove": "off", "lr": 1e-3}
+SMALL = {"prompts": 4, "held_out": 0, "threads": 1, "prove": "off", "lr": 1e-3, "batch_tokens": 1024}
 TIMES = ("seconds", "response/tokens_per_second")
 
 pytestmark = pytest.mark.slow
@@ -75,6 +76,21 @@ def test_two_ranks_agree_up_to_rounding(straight, tmp_path):
     for role, tensors in weights.items():
         apart = sum(float((one - straight[1][role][name]).square().sum()) for name, one in tensors.items())
         assert apart / sum(float(one.square().sum()) for one in tensors.values()) < 1e-8
+
+
+def test_a_memory_limit_holds_in_each_iteration(straight, tmp_path, monkeypatch):
+    held, there, settle = set(), set(), OffloadManager.settle
+
+    def noted(manager, needs):
+        settle(manager, needs)
+        own = manager.offload_plan
+        there.add(frozenset(manager.in_memory))
+        held.add(sum(own.fixed.values()) + sum(own.sizes[part] for part in manager.in_memory) - own.limit)
+
+    monkeypatch.setattr(OffloadManager, "settle", noted)
+    assert_bit_equal(straight, content(run(tmp_path, "tight", memory="16MB")))
+    assert max(held) <= 0
+    assert len(there) > 4  # parts move
 
 
 def test_a_run_resumed_in_the_middle_of_a_cycle_is_bit_equal(straight, tmp_path):

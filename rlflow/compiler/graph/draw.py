@@ -18,6 +18,7 @@ from typing import Any
 import networkx as nx
 
 from rlflow.author.node_options import UpdateOptions
+from rlflow.author.schedule import ALWAYS
 from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.errors import printable
 
@@ -92,6 +93,7 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
             + (f"  ({reads})" if reads else "")
             + (f" -> {gives}" if gives else "")
             + step
+            + (f"  {node.schedule}" if node.schedule != ALWAYS else "")
         )
         if node.body:
             yield from _text_nodes(node.body, indent + "  | ")
