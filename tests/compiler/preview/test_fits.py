@@ -8,7 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
-from sources import ROOT, TESTS
+from sources import ROOT
 
 import rlflow.data.tasks
 from rlflow.backends import null
@@ -188,7 +188,7 @@ def test_a_trainer_that_cannot_reset_its_optimizer_is_refused(planned_as, monkey
     module.Trainer, module.Generator = Trainer, null.Generator
     monkeypatch.setitem(sys.modules, "planted_reset", types.ModuleType("planted_reset"))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    flow = f"{TESTS}/cluster/flows::now_and_then --model {FOLDER}"
+    flow = f"restarting --model {FOLDER}"
     with pytest.raises(PlanError, match="the trainer planted_reset.one cannot reset its optimizer") as error:
         planned_as(f"{flow} --actor.trainer planted_reset.one")
     assert [problem.code for problem in error.value.problems] == ["optimizer-reset"]
