@@ -14,7 +14,7 @@ from rlflow.author.columns import columns, group, prompt, row, scalar, text, tok
 from rlflow.author.dispatch import ALL, DP_COMPUTE, RANK0, register_dispatch
 from rlflow.author.flow import flow, repeat
 from rlflow.author.loss import loss
-from rlflow.author.memory import buffer, ema, table
+from rlflow.author.memory import buffer, ema, follow, table
 from rlflow.author.rows import ask, choose, concat, encode
 from rlflow.author.scope import Engines, register
 from rlflow.author.stage import stage
@@ -116,6 +116,7 @@ __all__ = [
     "ema",
     "encode",
     "flow",
+    "follow",
     "gae",
     "geometric_gain",
     "group",

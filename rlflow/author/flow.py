@@ -11,7 +11,7 @@ from typing import Any, overload
 
 from rlflow.author import source_lines
 from rlflow.author.columns import Kind, checked_kinds
-from rlflow.author.memory import Kept
+from rlflow.author.memory import Kept, stores
 from rlflow.author.scope import current, engines
 from rlflow.errors import FlowError, Place, Problem, nearest
 
@@ -115,7 +115,7 @@ class Flow:
                     remedy="write @dataclass(frozen=True) over the class, and hp=Settings() as the parameter",
                 )
             )
-        kept = self.kept(hp)
+        kept = stores(self.kept(hp))
         return Parameters(
             listed[0].name,
             tuple(name for name in roles if name not in kept),
@@ -158,11 +158,11 @@ class Flow:
     def _wrong_keeps(self, found: str) -> Problem:
         return Problem(
             "keeps",
-            f"what flow '{self.name}' keeps is not declared as tables or buffers",
+            f"what flow '{self.name}' keeps is not declared as tables, buffers or followed roles",
             self.place,
             found=found,
             expected='a function of the settings that returns {"seen": table(key="prompt_id", wins=0.0)}',
-            remedy="write @flow(keeps=lambda hp: {…}) with table(…) or buffer(…) for each name",
+            remedy="write @flow(keeps=lambda hp: {…}) with table(…), buffer(…) or follow(…) for each name",
         )
 
 
@@ -192,8 +192,9 @@ def flow(
     state: a function that takes the settings and returns name → initial value. rlflow carries these scalars
     over from each iteration to the next.
 
-    keeps: a function that takes the settings and returns name → `table` or `buffer`. The flow has a
-    parameter of each name, and reads and writes it: what an iteration writes, the next one reads.
+    keeps: a function that takes the settings and returns name → `table`, `buffer` or `follow`. The flow has a
+    parameter of each name. It reads and writes tables and buffers: what an iteration writes, the next one
+    reads. A role that follows another is used as any role, but not updated.
 
     evaluate: a function ``body(prompts, roles…) -> batch`` that replaces the usual evaluation of held-out
     prompts. Its batch must have the column ``scores``.

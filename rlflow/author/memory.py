@@ -2,15 +2,18 @@
 
 A flow gets a parameter for each table, which it reads and writes, and for each buffer, from which it draws rows
 and into which it puts rows. `rlflow.execution.memory` stores the values.
+A role that follows another keeps its weights: it has its own trainer, as any role.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlflow.author.columns import PROMPT_ID, row
+from rlflow.author.schedule import CallSchedule
 from rlflow.errors import FlowError, Problem
 
 NUMBER = row("float32")  # the kind of a table's columns
@@ -28,6 +31,24 @@ class Table:
     def __str__(self) -> str:
         numbers = ", ".join(f"{name} = {default:g}" for name, default in self.columns)
         return f"a table by {self.key}, at first {numbers}"
+
+
+@dataclass(frozen=True)
+class Follow:
+    """A role whose weights move towards those of another role: (1 - mix) × own + mix × other's.
+
+    They move at the end of iterations in which the other role took an optimizer step, and in which they are
+    due: by ``schedule``, or if the bool scalar ``when`` is True.
+    """
+
+    role: str  # the role that is followed
+    schedule: CallSchedule
+    when: str | None  # column that decides instead of the schedule
+    mix: float  # above 0, at most 1; 1 copies the weights
+
+    def __str__(self) -> str:
+        way = "a copy of" if self.mix == 1 else f"{self.mix:g} of the way towards"
+        return f"{way} {self.role}, {f'when {self.when}' if self.when else self.schedule}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +90,8 @@ class Buffer:
         return f"a buffer of {self.bound} {self.unit}{age}, {first}"
 
 
-Kept = Table | Buffer  # what ``@flow(keeps=…)`` may declare
+Stored = Table | Buffer
+Kept = Stored | Follow  # what ``@flow(keeps=…)`` may declare
 
 
 REDUCERS = {name: Reducer(name) for name in ("add", "last", "max", "min", "set")}
@@ -123,6 +145,44 @@ def buffer(
     return Buffer(groups, rows, max_age, evict)
 
 
+def follow(
+    role: str, *, every: int | None = None, after: int = 0, when: str | None = None, mix: float = 1.0
+) -> Follow:
+    """Declare a role whose weights follow another role's: weights = (1 - mix) × weights + mix × other's.
+
+    ``role``: the name of a role that the flow updates. The weights move after its last update in an
+    iteration, if it took an optimizer step. ``every``, ``after``: in iterations after, after + every, and so
+    on, counted from 0; by default, in each. ``when``: instead of these two, the name of a bool scalar column or
+    of a state: in iterations in which it is True. ``mix``: above 0 and at most 1; 1 copies the weights. Raises
+    FlowError for other values.
+    """
+    of_schedule = (every is None or _is_count(every, 1)) and _is_count(after, 0)
+    alone = when is None or (isinstance(when, str) and bool(when) and every is None and after == 0)
+    names = isinstance(role, str) and bool(role)
+    if not names or not of_schedule or not alone or not _is_number(mix) or not 0 < mix <= 1:
+        raise FlowError(
+            Problem(
+                "keeps-follow",
+                "a role follows another on a schedule or when a column says so, by a share of the way",
+                found=f"follow({role!r}, every={every!r}, after={after!r}, when={when!r}, mix={mix!r})",
+                expected='follow("actor", every=16, mix=0.6), or follow("actor", when="stalled")',
+                remedy="give every= of at least 1 and after= of at least 0, or when=; and mix= above 0 and at "
+                "most 1",
+            )
+        )
+    return Follow(role, CallSchedule(every or 1, after), when, float(mix))
+
+
+def stores(kept: Mapping[str, Kept]) -> dict[str, Stored]:
+    """Return the tables and buffers among the things that a flow keeps, by name."""
+    return {name: spec for name, spec in kept.items() if isinstance(spec, Stored)}
+
+
+def follows(kept: Mapping[str, Kept]) -> dict[str, Follow]:
+    """Return the roles that follow another among the things that a flow keeps, by name."""
+    return {name: spec for name, spec in kept.items() if isinstance(spec, Follow)}
+
+
 def ema(rate: float) -> Reducer:
     """Return the reducer of a moving average: ``rate`` × old number + (1 - ``rate``) × mean of the key's rows.
 
@@ -143,3 +203,7 @@ def ema(rate: float) -> Reducer:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -161,6 +161,14 @@ class ConcatOptions(NodeOptions):
         return (*groups, *((FILL + name, value) for name, value in self.fill))
 
 
+@dataclass(frozen=True)
+class FollowOptions(NodeOptions):
+    """How the weights of a role follow those of another."""
+
+    follows: str  # the other role
+    mix: int | float  # share of the way; 1 copies the weights
+
+
 AnyOptions = (
     NodeOptions
     | ShownOptions
@@ -174,6 +182,7 @@ AnyOptions = (
     | WriteOptions
     | DrawOptions
     | ConcatOptions
+    | FollowOptions
 )
 
 

@@ -53,6 +53,11 @@ def learning(role: str) -> Parts:
     return parts(role, "trainer", "weights", "optimizer", "gradient")
 
 
+def following(role: str, other: str) -> Parts:
+    """Return what is needed to move a role's weights towards those of another role."""
+    return computing(role) | computing(other)
+
+
 def sampling(role: str) -> Parts:
     """Return what a role's generator needs to sample or to score."""
     return parts(role, "generator", "weights", "cache")

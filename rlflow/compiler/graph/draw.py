@@ -17,7 +17,7 @@ from typing import Any
 
 import networkx as nx
 
-from rlflow.author.node_options import UpdateOptions
+from rlflow.author.node_options import FollowOptions, UpdateOptions
 from rlflow.author.schedule import ALWAYS
 from rlflow.compiler.graph.model import Graph, Node, Op
 from rlflow.errors import printable
@@ -31,6 +31,7 @@ SHAPES = {
     Op.DRAW: STORED,
     Op.PUT: STORED,
     Op.UPDATE: ("[[", "]]"),
+    Op.FOLLOW: ("[[", "]]"),
     Op.REPEAT: ("{{", "}}"),
 }
 # pixels: width of a letter, height of a line, padding in a box, gap between boxes, distance between layers
@@ -45,6 +46,7 @@ COLORS = {
     Op.PUT: "#e8e8e8",
     Op.GENERATE: "#d5e8f7",
     Op.UPDATE: "#f9dcc8",
+    Op.FOLLOW: "#f9dcc8",
     Op.REWARD: "#d9efd3",
     Op.REPEAT: "#ece2f5",
 }
@@ -84,10 +86,10 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
         )
         mode = (
             ""
-            if node.op in (Op.DATA, Op.STATE, Op.REPEAT, Op.READ, Op.WRITE, Op.DRAW, Op.PUT)
+            if node.op in (Op.DATA, Op.STATE, Op.REPEAT, Op.READ, Op.WRITE, Op.DRAW, Op.PUT, Op.FOLLOW)
             else f" [{node.dispatch if node.op is not Op.UPDATE else 'UPDATE'}]"
         )
-        step = f"  of {joint}" if (joint := joint_losses(node)) else ""
+        step = f"  of {joint}" if (joint := joint_losses(node)) else followed(node)
         yield (
             f"{indent}{node.name:<{width}}{mode}"
             + (f"  ({reads})" if reads else "")
@@ -114,6 +116,14 @@ def joint_losses(node: Node) -> str:
         f"{'' if factor == 1 else f'{factor:g} '}{loss} ({average}{f', where {column}' if column else ''})"
         for loss, factor, average, column in each
     )
+
+
+def followed(node: Node) -> str:
+    """Describe how a role's weights follow another's, or return "" for any other node."""
+    if not isinstance(node.settings, FollowOptions):
+        return ""
+    schedule = "" if node.schedule == ALWAYS else f", {node.schedule}"
+    return f"  <- {node.settings.follows}, mix={node.settings.mix:g}{schedule}"
 
 
 def label(node: Node) -> str:

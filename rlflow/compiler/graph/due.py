@@ -21,7 +21,7 @@ from rlflow.errors import PlanError, listed
 MOST_SETS = 64  # sets of due nodes that are planned and checked
 MOST_ITERATIONS = 100_000  # iterations of a cycle in which some scheduled node is due
 # kinds of nodes that are due wherever they have what they need
-FOLLOWING = (Op.ASK, Op.ENCODE, Op.CHOOSE, Op.CONCAT, Op.READ, Op.WRITE, Op.PUT)
+FOLLOWING = (Op.ASK, Op.ENCODE, Op.CHOOSE, Op.CONCAT, Op.READ, Op.WRITE, Op.PUT, Op.FOLLOW)
 
 Idle = frozenset[str]  # names of the nodes that are not due
 

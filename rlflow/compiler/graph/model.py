@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import networkx as nx
 
 from rlflow.author.columns import PART, Kind
-from rlflow.author.memory import Kept
-from rlflow.author.node_options import AnyOptions, NodeOptions, Pairs
+from rlflow.author.memory import Stored
+from rlflow.author.node_options import AnyOptions, FollowOptions, NodeOptions, Pairs
 from rlflow.author.schedule import ALWAYS, CallSchedule
 from rlflow.errors import Place
 
@@ -44,9 +44,13 @@ class Op(StrEnum):
     CONCAT = "concat"
     READ = "read"  # of a table
     WRITE = "write"
+    FOLLOW = "follow"  # a role's weights move towards those of another
     IDLE = "idle"  # not due in this iteration; see ``rlflow.compiler.graph.due``
     DRAW = "draw"  # of a buffer
     PUT = "put"
+
+
+CHANGING = (Op.UPDATE, Op.FOLLOW)  # nodes that change the weights of their role
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class Node:
         """The roles whose weights this node can change."""
         own = (
             {self.role}
-            if self.role and (self.op is Op.UPDATE or (self.op is Op.STAGE and not self.pure))
+            if self.role and (self.op in CHANGING or (self.op is Op.STAGE and not self.pure))
             else set()
         )
         return frozenset(
@@ -148,6 +152,7 @@ class Node:
     def reads(self) -> frozenset[str]:
         """The roles whose weights this node reads."""
         own = {self.role} if self.role else set()
+        own |= {self.settings.follows} if isinstance(self.settings, FollowOptions) else set()
         return frozenset(
             own | {role for node in (self.body.nodes if self.body else ()) for role in node.reads}
         )
@@ -192,6 +197,12 @@ class RoleUse:
     head: str = "logprobs"  # the model's output: logprobs, values or scores
     generates: bool = False  # True if it samples
     rewards: bool = False  # True if it is called as a reward
+    follows: str | None = None  # the role that its weights follow, if any
+
+    @property
+    def own_model(self) -> bool:
+        """True if the role needs a model of its own, rather than the run's rewards."""
+        return self.trained or self.follows is not None or not self.rewards
 
 
 @dataclass(frozen=True)
@@ -211,7 +222,7 @@ class MemorySlot:
     """Something that a flow keeps from one iteration to the next, by its name."""
 
     name: str
-    spec: Kept
+    spec: Stored
 
 
 @dataclass(frozen=True)
@@ -247,6 +258,9 @@ class Graph:
         Without memory, nothing is said of it.
         """
         fields = asdict(self)
+        for use in fields["roles"]:
+            if use["follows"] is None:
+                del use["follows"]
         if not self.memory:
             del fields["memory"]
         for node, own in zip(self.nodes, fields["nodes"], strict=True):
@@ -264,7 +278,7 @@ class Graph:
     def changed_roles(self) -> tuple[str, ...]:
         """The roles whose weights an iteration can change.
 
-        They are trained by an update, or their trainer is passed to a stage with side effects.
+        They are trained by an update, follow a trained role, or are passed to a stage with side effects.
         """
         written = {role for node in self.nodes for role in node.writes}
         return tuple(use.name for use in self.roles if use.name in written)

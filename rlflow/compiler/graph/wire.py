@@ -19,6 +19,7 @@ from rlflow.author.node_options import (
     ConcatOptions,
     DrawOptions,
     EncodeOptions,
+    FollowOptions,
     GenerateOptions,
     NodeOptions,
     ReadOptions,
@@ -43,6 +44,7 @@ OPTIONS: dict[str, type[NodeOptions]] = {
     Op.WRITE: WriteOptions,
     Op.DRAW: DrawOptions,
     Op.CONCAT: ConcatOptions,
+    Op.FOLLOW: FollowOptions,
 }
 LATER = {"step": "sampled", "parts": ()}  # fields of an axis that are omitted at these values
 

@@ -16,6 +16,7 @@ QUEUES = {
     Op.LOGPROBS: "model",
     Op.VALUES: "model",
     Op.UPDATE: "model",
+    Op.FOLLOW: "model",
     Op.REWARD: "io",
     Op.REPEAT: "control",
 }

@@ -19,6 +19,7 @@ COST = {
     Op.LOGPROBS: 2.0,
     Op.VALUES: 2.0,
     Op.STAGE: 0.2,
+    Op.FOLLOW: 0.2,
     Op.ASK: 0.2,
     Op.ENCODE: 0.2,
 }

@@ -13,6 +13,7 @@ from typing import Literal
 
 from rich.filesize import decimal
 
+from rlflow.author.node_options import FollowOptions
 from rlflow.compiler.graph.model import Node, Op
 from rlflow.compiler.passes.queues import room_of
 from rlflow.compiler.passes.rank import COST
@@ -25,6 +26,7 @@ from rlflow.compiler.residency_schedule import (
     computing,
     copying,
     fewest,
+    following,
     learning,
     prove,
     sampling,
@@ -185,6 +187,9 @@ def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
             stale.discard(role)
             yield f"weights of {role}", syncing(role)
         yield node.name, sampling(role)
+    elif isinstance(node.settings, FollowOptions):
+        stale.add(role)
+        yield node.name, following(role, node.settings.follows)
     elif node.writes:
         stale.add(role)
         yield node.name, learning(role)
@@ -228,7 +233,7 @@ def _with_fixed_order(plan: Plan, queues: set[str]) -> Plan:
     """Fix the order of all units in ``queues`` that use a model, including trained reward models."""
     if not queues:
         return plan
-    trained = {use.name for use in plan.graph.roles if use.trained}
+    trained = {use.name for use in plan.graph.roles if use.own_model}
     rewards = {
         i: plan.home.get(i, MODEL_QUEUE)
         for i in plan.units

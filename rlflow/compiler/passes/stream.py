@@ -53,7 +53,7 @@ def _scores(plan: Plan, source: Node) -> Iterator[Node]:
 def _why_unsplit(plan: Plan, source: Node, node: Node) -> str:
     """Say why ``node`` needs all rows of ``source`` at once, or return "" if it can take chunks."""
     streaming, role = plan.streaming, node.role or ""
-    models = any(use.name == role and (use.trained or not use.rewards) for use in plan.graph.roles)
+    models = any(use.name == role and use.own_model for use in plan.graph.roles)
     if streaming.chunks < 2:
         return "off"
     if source.role not in streaming.by:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rlflow.author.columns import PROMPT_ID, Kind, field_column, fits, standard_kind, text
 from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
-from rlflow.author.memory import Buffer, Kept, Table
-from rlflow.author.node_options import plain
+from rlflow.author.memory import Buffer, Stored, Table, follows, stores
+from rlflow.author.node_options import FollowOptions, plain
 from rlflow.author.scope import entered
 from rlflow.author.stage import Stage
 from rlflow.compiler.graph.model import (
@@ -31,6 +31,7 @@ from rlflow.compiler.trace import column_rules, rules
 from rlflow.compiler.trace.arguments import arguments, raised, role_names
 from rlflow.compiler.trace.drawn_by import DrawnBy, drawn_by
 from rlflow.compiler.trace.evaluation import trace_evaluation
+from rlflow.compiler.trace.followed import add_follows
 from rlflow.compiler.trace.graph_recorder import STATE, Context, StoredColumns
 from rlflow.compiler.trace.graph_rules import graph_problems
 from rlflow.compiler.trace.schedule_rules import due_problems
@@ -144,9 +145,10 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
         return TraceResult(None, error.problems), False
     hp = hp if hp is not None else parameters.hp
     try:
-        kept = flow.kept(hp)
+        declared = flow.kept(hp)
     except FlowError as error:
         return TraceResult(None, error.problems), False
+    kept = stores(declared)
     names = tuple(f.name for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     roles = role_names(flow, options.rewards)
     several = roles.get(parameters.rest or "", [])
@@ -171,6 +173,8 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
         if flow.evaluate and not stopped
         else None
     )
+    if not stopped:
+        add_follows(tracer, follows(declared), evaluation, flow.place)
     graph = _graph(tracer, flow, hp, roles, kept, initial, result, evaluation)
     drawn: DrawnBy | None = None
     problems: list[Problem] = []
@@ -221,7 +225,7 @@ def _call(
     flow: Flow,
     hp: Any,
     roles: Mapping[str, list[str]],
-    kept: Mapping[str, Kept],
+    kept: Mapping[str, Stored],
     initial: Mapping[str, float],
     columns: Mapping[str, Kind | None],
 ) -> tuple[Any, list[Problem]]:
@@ -258,7 +262,7 @@ def _drawable(
     flow: Flow,
     hp: Any,
     roles: Mapping[str, list[str]],
-    kept: Mapping[str, Kept],
+    kept: Mapping[str, Stored],
     initial: Mapping[str, float],
     columns: Mapping[str, Kind | None],
 ) -> Mapping[str, StoredColumns]:
@@ -344,7 +348,7 @@ def _graph(
     flow: Flow,
     hp: Any,
     roles: Mapping[str, list[str]],
-    kept: Mapping[str, Kept],
+    kept: Mapping[str, Stored],
     initial: Mapping[str, float],
     result: Any,
     evaluation: Graph | None,
@@ -409,6 +413,9 @@ def role_use(
         if Op.REWARD in ops
         else "logprobs"
     )
+    follows = next(
+        (node.settings.follows for node in own_nodes if isinstance(node.settings, FollowOptions)), None
+    )
     return RoleUse(
-        name, bool(losses), head, any(node.op is Op.GENERATE for node in own_nodes), Op.REWARD in ops
+        name, bool(losses), head, any(node.op is Op.GENERATE for node in own_nodes), Op.REWARD in ops, follows
     )

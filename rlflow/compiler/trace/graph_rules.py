@@ -9,7 +9,7 @@ from rlflow.author.loss import Loss
 from rlflow.author.node_options import EncodeOptions, GenerateOptions
 from rlflow.author.stage import Stage
 from rlflow.compiler.graph.model import Column, Graph, Node, Op, all_nodes, used_nodes
-from rlflow.compiler.trace import environment_rules, memory_rules
+from rlflow.compiler.trace import environment_rules, followed, memory_rules
 from rlflow.compiler.trace.drawn_by import DrawnBy, possible
 from rlflow.errors import Place, Problem, listed, nearest
 
@@ -48,6 +48,7 @@ def graph_problems(
         )
     yield from _only_encoded(graph)
     yield from _heads(graph, tracer.functions)
+    yield from followed.head_problems(graph)
     yield from _truncated(graph, tracer.functions)
     for use in graph.roles:
         if not any(node.role == use.name for node in used_nodes(graph)):

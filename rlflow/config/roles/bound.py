@@ -82,10 +82,10 @@ Roles = Mapping[str, BoundRole]
 def model_uses(graph: Graph) -> list[RoleUse]:
     """Return the roles that the flow uses and that need a model.
 
-    Only rewards that aren't trained don't need one.
+    Rewards need none, unless they are trained or follow a trained role.
     """
     used = {node.role for node in used_nodes(graph)}
-    return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
+    return [use for use in graph.roles if use.name in used and use.own_model]
 
 
 def needed_sides(graph: Graph, use: RoleUse) -> Sides:
