@@ -105,7 +105,7 @@ class DryRunEngine(Engine):
     longest: int
     fill: float
     # forward of a role that is not trained, or read of a table → amount to add to its outputs for every other
-    # row
+    # row, or for the rows of every other key
     shift: Mapping[str, float]
     sampled: dict[tuple[int, int], tuple[Batch, Batch]]
     asks: bool  # whether the run's own rewards are called too
@@ -134,14 +134,24 @@ class DryRunEngine(Engine):
         return self._shifted(super().forward(role, want, batch, replace(terms, ahead=False)), terms)
 
     def read(self, name: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
-        """Read a table. If ``shift`` has an amount for this node, it is added in every other row."""
-        return self._shifted(super().read(name, batch, terms), terms)
-
-    def _shifted(self, rows: Batch, terms: CallOptions) -> Batch:
+        """Read a table. If ``shift`` has an amount for this node, it is added to the numbers of every other
+        key. All rows of a key get the same numbers, as from a real table.
+        """
+        rows = super().read(name, batch, terms)
         if terms.node not in self.shift:
             return rows
+        _, keys = self.gather(batch)["key"].unique(return_inverse=True)
+        return self._shifted(rows, terms, keys % 2 == 0)
+
+    def _shifted(self, rows: Batch, terms: CallOptions, chosen: Tensor | None = None) -> Batch:
+        """Add the amount of ``shift`` to the ``chosen`` rows, bool [rows], or to every other row."""
+        if terms.node not in self.shift:
+            return rows
+        if chosen is None:
+            chosen = torch.arange(len(rows)) % 2 == 0
         columns = {
-            name: raised(data, self.shift[terms.node]) for name, data in self.gather(rows).data.items()
+            name: raised(data, self.shift[terms.node], chosen)
+            for name, data in self.gather(rows).data.items()
         }
         return self.spread(Batch(rows.axis, columns), self.near(rows, terms))
 
@@ -195,13 +205,12 @@ class DryRunEngine(Engine):
         )
 
 
-def raised(data: Data, by: float) -> Data:
-    """Return a token or row column of numbers with ``by`` added to every other row."""
-    rows = data.value if data.lengths is None else data.lengths
-    even = (torch.arange(len(rows)) % 2 == 0).to(data.value)
+def raised(data: Data, by: float, chosen: Tensor) -> Data:
+    """Return a token or row column of numbers with ``by`` added to the ``chosen`` rows, bool [rows]."""
+    higher = chosen.to(data.value)
     if data.lengths is not None:
-        even = even.repeat_interleave(data.lengths)
-    return replace(data, value=data.value + by * even)
+        higher = higher.repeat_interleave(data.lengths)
+    return replace(data, value=data.value + by * higher)
 
 
 @dataclass
@@ -247,7 +256,8 @@ class DryRuns:
         ``scoring``: returns the scores for a reward call, or None to call the run's own rewards. ``asks``:
         whether to call the run's own rewards as well and record their scores. ``fill``: the padding value for
         stages. ``shift``: for forwards of roles that aren't trained and reads of tables, an amount to add to
-        their outputs in every other row. ``plan``: the plan of other iterations, one of ``variants``.
+        their outputs in every other row, or for every other key. ``plan``: the plan of other iterations, one
+        of ``variants``.
         """
         engine: Any = copy.copy(self.engine)
         engine.__class__ = type("Rehearsing" + type(engine).__name__, (DryRunEngine, type(engine)), {})

@@ -82,7 +82,10 @@ class FlowClaims(ScoreClaims):
         ``own``: the gradient directions in the first dry run.
         """
         for size in (1.0, -1.0, LARGE_NUMBER):
-            record = self.stage.dry_run_once(uneven(0), shift={read.name: size})
+            try:
+                record = self.stage.dry_run_once(uneven(0), shift={read.name: size})
+            except StageError:  # a stage may refuse numbers that are never written, such as counts below 0
+                continue
             directions = self.directions(record)
             apart = max(
                 (

@@ -34,10 +34,11 @@ def test_stretched_scores_are_multiplied_by_a_factor():
     assert torch.equal(stretched(uneven(1), -100.0)("reward", axis), uneven(1)("reward", axis) * -100)
 
 
-def test_columns_are_raised_in_every_second_row():
+def test_columns_are_raised_in_the_chosen_rows():
     batch = Batch.of(logprobs=[[-1.0, -2.0], [-3.0], [-4.0]], scores=[1.0, 2.0, 3.0])
-    assert raised(batch.data["logprobs"], 0.5).value.tolist() == [-0.5, -1.5, -3.0, -3.5]
-    assert raised(batch.data["scores"], 0.5).value.tolist() == [1.5, 2.0, 3.5]
+    chosen = torch.tensor([True, False, True])
+    assert raised(batch.data["logprobs"], 0.5, chosen).value.tolist() == [-0.5, -1.5, -3.0, -3.5]
+    assert raised(batch.data["scores"], 0.5, chosen).value.tolist() == [1.5, 2.0, 3.5]
 
 
 def test_dry_runs_share_short_rows_and_record_the_update(

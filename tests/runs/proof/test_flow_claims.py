@@ -237,3 +237,44 @@ def test_a_read_of_a_table_reaches_the_update(tmp_path, factor, verdict):
         claims = [claim for claim in FlowClaims(dry_runs(context)).claims() if claim.name == "memory-reaches"]
         assert [len(table) for table in context.engine.memory.values()] == [0]  # a proof writes nothing
     assert [(claim.subject, claim.verdict) for claim in claims] == [("seen.read", verdict)]
+
+
+COUNTING = """
+from rlflow import flow, loss, row, stage, table
+import torch
+
+@loss
+def gain(new, advantages):
+    return -new.logprobs * advantages, {}
+
+@stage(gives="advantages")
+def rarer(scores, mask, count):
+    assert (count < BOUND).all(), "too large a count"
+    return torch.where(mask, (scores / (2 + count))[:, None], 0.0)
+
+@stage(gives={"count": row("float32")})
+def counted(count):
+    return count + 1
+
+@flow(keeps=lambda hp: {"seen": table(count=0.0)})
+def counting(prompts, actor, reward, seen):
+    batch = actor.generate(prompts, samples=3, max_tokens=4)
+    batch |= reward(batch)
+    batch |= seen.read(batch)
+    batch |= rarer(batch)
+    seen.write(batch | counted(batch), count="set")
+    actor.update(batch, gain)
+"""
+
+
+@pytest.mark.parametrize("bound", ["9", "1"])
+def test_a_proof_gives_all_rows_of_a_key_the_same_number(tmp_path, bound):
+    """Otherwise `set` fails. If a stage refuses the first number that a proof tries, 1, others are tried."""
+    (tmp_path / "kept.py").write_text(COUNTING.replace("BOUND", bound))
+    with contextlib.closing(
+        prepared(tmp_path, str(tmp_path / "kept.py"), backend="null", prompts=4, prove="off")
+    ) as context:
+        claims = list(FlowClaims(dry_runs(context)).claims())
+    found = {claim.name: claim.verdict for claim in claims}
+    assert found["memory-reaches"] == "proved"
+    assert "padding" in found  # the claims after it are checked too
