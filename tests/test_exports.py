@@ -65,6 +65,7 @@ OTHERS = {
     "encode",
     "buffer",
     "table",
+    "follow",
     "ema",  # what a flow keeps
     "concat",  # rows of rows
     "post",  # for tools and rewards that call a server

@@ -202,7 +202,6 @@ def test_the_page_has_a_line_for_every_code():
         "compiler/placement.py",
         "compiler/graph/due.py",
         "compiler/check/staleness.py",
-        "compiler/graph/due.py",
         "compiler/residency_schedule.py",
         "compiler/passes/residency.py",
         "config/roles/prompt_room.py",
