@@ -70,9 +70,16 @@ class Trainer:
         return Capabilities(row_exact=True, threads=cls is Trainer)
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
-        self.spec, self.settings, self.steps = spec, settings, 0
+        self.spec, self.settings = spec, settings
+        # optimizer steps; if the weights follow another model's, a number between those that it had
+        self.count = torch.zeros((), dtype=torch.float64 if spec.follows else torch.int64)
         self.device = torch.device("cpu")
         self.peers = Peers(spec.group)
+
+    @property
+    def steps(self) -> int:
+        """The number of optimizer steps."""
+        return int(self.count)
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
         """Return columns computed from the row keys, after waiting for the time in the settings."""
@@ -123,12 +130,16 @@ class Trainer:
 
     def step(self) -> OptimizerStep:
         """Count an optimizer step and report it as applied."""
-        self.steps += 1
+        self.count += 1
         return OptimizerStep(True, 0.0, 0.0)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield a single tensor, ``steps``, with the number of optimizer steps."""
-        yield "steps", torch.tensor(self.steps)
+        yield "steps", self.count.clone()
+
+    def masters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the number of optimizer steps, as live memory."""
+        yield "steps", self.count
 
     def save(self, folder: Path) -> None:
         """Write the number of optimizer steps to a text file."""
@@ -137,15 +148,15 @@ class Trainer:
 
     def load(self, folder: Path) -> None:
         """Read the number of optimizer steps from a folder written by ``save``."""
-        self.steps = int((folder / "null.txt").read_text().split()[0])
+        self.count.fill_(int((folder / "null.txt").read_text().split()[0]))
 
     def state(self) -> dict[str, Tensor]:
         """Return the number of optimizer steps, the only state there is."""
-        return {"parameters/steps": torch.tensor(self.steps)}
+        return {"parameters/steps": self.count.clone()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Restore the number of optimizer steps from a state returned by ``state``."""
-        self.steps = int(state["parameters/steps"])
+        self.count.copy_(state["parameters/steps"])
 
     def sleep(self, *parts: str) -> None:
         """Do nothing, since there's no memory to free."""

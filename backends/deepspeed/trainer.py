@@ -263,6 +263,17 @@ class Trainer(local.Trainer):
         """
         return None if self.network.adapted else pieces_of(self._own())
 
+    def masters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's live weights, including a value head. Layers with adapters are merged."""
+        for name, tensor in self._own():
+            layer = self.network.adapted.get(name.removesuffix(".weight"))
+            yield (
+                name,
+                tensor if layer is None else lora.merged(layer, whole(tensor), whole, precise=True),
+            )
+        for name, parameter in self.network.head.named_parameters() if self.spec.head == "values" else ():
+            yield f"{VALUE_HEAD}{name}", parameter
+
     def _take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy ``tensors`` into the weights of the same names. Raises ValueError if a name is unknown, a
         shape differs, or a weight is missing."""

@@ -160,6 +160,20 @@ class Network:
                 else lora.merged(layer, self.whole(tensor), self.whole, precise),
             )
 
+    def masters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the live weights and buffers as this process holds them, including a value head.
+
+        Layers with adapters are merged into new, complete tensors, in the adapters' dtype.
+        """
+        for (name, *_), tensor in self.own():
+            layer = self.adapted.get(name.removesuffix(".weight"))
+            yield (
+                name,
+                tensor if layer is None else lora.merged(layer, self.whole(tensor), self.whole, precise=True),
+            )
+        for name, parameter in self.head.named_parameters() if self.kind == "values" else ():
+            yield f"value_head.{name}", parameter.detach()
+
     def merging(self) -> Iterator[tuple[Any, Tensor]]:
         """Yield each layer that has an adapter, with its complete weight."""
         for (name, *_), tensor in self.own():

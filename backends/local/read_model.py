@@ -30,7 +30,7 @@ Load = Callable[..., Any]
 
 def computes_low(spec: ModelSpec) -> bool:
     """Return True if the model has float32 weights but computes in bfloat16."""
-    return spec.dtype == "bfloat16" and spec.trained
+    return spec.dtype == "bfloat16" and (spec.trained or spec.follows)
 
 
 def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tuple[Any, nn.Linear | None]:
@@ -39,7 +39,7 @@ def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tupl
     adapters = settings if settings is not None and settings.lora and spec.trained else None
     if adapters:
         lora.peft_package()  # raise before reading the weights if it is missing
-    if spec.trained and spec.dtype == "float16":
+    if (spec.trained or spec.follows) and spec.dtype == "float16":
         raise PlanError.of(
             "dtype",
             "float16 cannot be trained without loss scaling",

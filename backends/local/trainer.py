@@ -274,6 +274,13 @@ class Trainer:
         """
         return self.network.tensors()
 
+    def masters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the live weights, including a value head, in the precision in which they are kept.
+
+        Layers with adapters are merged into new tensors. A tied weight is yielded only once.
+        """
+        return self.network.masters()
+
     def pieces(self) -> dict[str, TensorViews] | None:
         """Return views of this rank's parts of ``weights``, by tensor name, without gathering anything.
 

@@ -313,6 +313,17 @@ class ClusterEngine(Engine):
         metrics = together(learned, plan.left_out)
         return known(metrics), UpdateRows(broken, names, stepped=metrics["steps"] > 0, tokens=facts[:, 1])
 
+    def move(self, role: str, other: str, mix: float, call_options: CallOptions = HERE) -> None:
+        """Move the weights of a role's trainer towards those of another role's trainer.
+
+        On the same pool, each rank moves its own part. Otherwise, the other's weights are transferred.
+        """
+        pool, seconds = self.placement.trainers[role], call_options.seconds
+        if pool == self.placement.trainers[other]:
+            self.pools[pool].call(Worker.follow, role, other, mix, seconds=seconds, group="model").result()
+        else:
+            self.models[role].follow(self.models[other], mix, seconds)
+
     def _facts(
         self,
         pool: Pool[Worker],

@@ -28,11 +28,11 @@ from rlflow.cluster.rpc.row_messages import RowMessage, inline, size_of
 from rlflow.cluster.rpc.wire_tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.sharding.shard_store import ShardStore
-from rlflow.cluster.weights.endpoints import End, end_of
+from rlflow.cluster.weights.endpoints import End, Following, What, end_of
 from rlflow.cluster.weights.same_ranks import SameRankTransfer, movable
 from rlflow.compiler.graph.model import used_nodes
 from rlflow.compiler.placement import reward_pools
-from rlflow.compiler.residency_schedule import Parts, computing, copying, learning, syncing
+from rlflow.compiler.residency_schedule import Parts, computing, copying, following, learning, syncing
 from rlflow.config.options import Options
 from rlflow.config.roles.asking import asking
 from rlflow.config.roles.backends import device_of
@@ -52,10 +52,11 @@ from rlflow.execution.wire.row_bytes import Payload, RowRanks, packed
 from rlflow.monitoring.lines import WaitingLines
 from rlflow.monitoring.secrets import guard, remember
 from rlflow.processes.interfaces import Interface
+from rlflow.training.following import complete, follow
 from rlflow.training.learning import RankShare
 from rlflow.training.loss_rows import broken_columns, group_of, mask_counts, own_rows, token_counts
 from rlflow.training.objective import MinibatchTotals
-from rlflow.training.protocols import ResetsOptimizer, Trainer
+from rlflow.training.protocols import ResetsOptimizer, ShowsMasters, Trainer
 from rlflow.training.threads import others_alone
 
 
@@ -72,7 +73,7 @@ class Worker:
         self.program = setup.program(flow)
         self.store = ShardStore()
         self.same_rank_transfers: dict[str, SameRankTransfer] = {}
-        self.ends: dict[str, End] = {}
+        self.ends: dict[What, End] = {}
         names = RewardNames.of(setup.config, self.program.flow)
         self.rewards = Rewards(names, setup.data, setup.config.options, setup.config.tokenizer_folder)
         self.printed = WaitingLines()
@@ -414,6 +415,25 @@ class Worker:
         generator.receive(iter(unpack_tensors(weights).items()), version)
         return weights.nbytes
 
+    def follow(self, role: str, other: str, mix: float) -> None:
+        """Move this rank's part of a role's weights towards those of another role on the same ranks."""
+        self.engine.move(role, other, mix)
+
+    def masters(self, role: str) -> Payload:
+        """Return all weights of the trainer, in the precision in which they are kept and with adapters merged.
+
+        Only rank 0 returns weights, but all ranks must call this, because they gather the weights together.
+        """
+        weights = complete(self._trainer(role, copying(role)))
+        return pack_tensors(dict(self._from_rank0(weights.items())))
+
+    def follow_masters(self, role: str, weights: Payload, mix: float) -> int:
+        """Move a role's weights towards what ``masters`` returned, and return the size of that in bytes."""
+        trainer = self._trainer(role, computing(role))
+        assert isinstance(trainer, ShowsMasters)
+        follow(trainer, unpack_tensors(weights).items(), mix)
+        return weights.nbytes
+
     def state(self, role: str) -> Payload:
         """Return the trainer's state as bytes. Only rank 0 returns it, but all ranks must call this."""
         return pack_tensors(dict(self._from_rank0(self._trainer(role, copying(role)).state().items())))
@@ -456,7 +476,7 @@ class Worker:
         model.synchronise()
         return {}
 
-    def passing(self, role: str, step: str, *arguments: Any) -> Any:
+    def passing(self, role: What, step: str, *arguments: Any) -> Any:
         """Run one step of a weight transfer between pools, and return its result.
 
         ``step``: the name of a method of this rank's Sender or Receiver. The step "begin" creates a new one.
@@ -464,8 +484,10 @@ class Worker:
         if step == "begin":
             if role in self.ends:
                 self.ends.pop(role).close()
-            self.ends[role] = end_of(self.engine.models[role], device_of(self.setup.config.options.device))
-        self.engine.offloads.settle(syncing(role))
+            self.ends[role] = end_of(self.engine.models, role, device_of(self.setup.config.options.device))
+        self.engine.offloads.settle(
+            following(role.role, role.other) if isinstance(role, Following) else syncing(role)
+        )
         return getattr(self.ends[role], step)(*arguments)
 
     def save(self, role: str, folder: str) -> None:

@@ -141,15 +141,18 @@ class ModelFootprint:
     copied: bool = False  # True: the optimizer has its own float32 copy of the trained weights
     flat: bool = False  # True: the trainer divides flattened tensors
     tensor: int = 1  # ranks that split the trainer's tensors for tensor parallelism, before they are divided
+    follows: bool = False  # True: its weights follow another model's
+    arriving: bool = False  # True: the weights that it follows come from another pool
     writable_copy: bool = False  # True: the generator samples with the trainer's weights
 
     @property
     def weight_bytes(self) -> int | None:
         """The size of a trainer's weights without adapters, in bytes, or None if unknown.
 
-        bfloat16 weights count as float32 if they are trained directly rather than through adapters.
+        bfloat16 weights count as float32 if they are trained directly rather than through adapters, or follow
+        others.
         """
-        master = self.trained and not self.lora and self.dtype == "bfloat16"
+        master = (self.follows or (self.trained and not self.lora)) and self.dtype == "bfloat16"
         return None if self._weights is None else self._weights * (4 if master else FLOAT[self.dtype])
 
     @property
@@ -218,6 +221,9 @@ class ModelFootprint:
         if self.facts is None:
             return {}
         sizes: dict[str, int | None] = {"weights": self.weight_bytes}
+        if self.arriving:
+            arriving = self._share(self.weight_bytes) if "weights" in self.divided else self.weight_bytes
+            sizes["arriving weights"] = arriving
         if self.trained:
             learning = self.learning_bytes
             sizes |= {"adapters": learning} if self.lora else {}

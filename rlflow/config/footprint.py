@@ -41,7 +41,15 @@ def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -
         copied=trainer.can.copied,
         flat=trainer.can.flat,
         tensor=trainer.can.tensor,
+        follows=role.use.follows is not None,
+        arriving=placed and placement is not None and _far(role, placement),
     )
+
+
+def _far(role: BoundRole, placement: Placement) -> bool:
+    """Return True if a role follows a role whose trainer is on another pool."""
+    other = role.use.follows
+    return other is not None and placement.trainers[other] != placement.trainers[role.name]
 
 
 def facts(folder: Path) -> ModelFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from rlflow.author.figures import Figure, Of
 from rlflow.author.flow import Flow
 from rlflow.author.joint import joined, specification
 from rlflow.author.loss import Loss
-from rlflow.author.memory import NUMBER, Table
+from rlflow.author.memory import NUMBER, Kept, Table, follows
 from rlflow.author.node_options import ChooseOptions, ConcatOptions, EncodeOptions, UpdateOptions
 from rlflow.author.scope import AskWay, symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
@@ -266,6 +267,8 @@ class Session:
     metrics: Metrics = field(default_factory=dict)
     calls: int = 0
     within: bool = False  # a `repeat` body is running
+    stepped: set[str] = field(default_factory=set)  # roles that took an optimizer step
+    scalars: dict[str, Any] = field(default_factory=dict)  # the last value of each scalar column
     idle: bool = False  # the body of a `repeat` that isn't due is called, so that its calls are counted
     memory: dict[str, KeptMemory] = field(default_factory=dict)  # what the iteration wrote
     puts: set[str] = field(default_factory=set)  # buffers into which the iteration has put rows
@@ -322,6 +325,7 @@ class Session:
             none = renamed(
                 f"stage '{stage.name}'", Batch(real(node, batch).axis, none_of(stage.gives)), gives
             )
+            self.scalars |= {name: None for name in none.data if name not in self.engine.state}
             return none.drop(*(name for name in none.data if name in self.engine.state))
         inputs, settings = prepared(
             stage, batch, self.engine.state_batch(real(stage.name, batch)).data, settings
@@ -333,6 +337,9 @@ class Session:
             result, metrics = self.engine.stage(stage, inputs, settings, call)
         self.log(node, metrics, Of.STAGE)
         result = renamed(f"stage '{stage.name}'", result, gives)
+        self.scalars |= {
+            name: data.value for name, data in result.data.items() if data.kind.level is Level.SCALAR
+        }
         self.engine.state |= {
             name: float(result.data[name].value) for name in result.data if name in self.engine.state
         }
@@ -462,6 +469,17 @@ class Session:
         _, node = self.next_call(f"repeat.{name}")
         self.log(node, metrics)
         return rows
+
+    def follow(self, kept: Mapping[str, Kept]) -> None:
+        """Move the weights of the roles that follow others, if they are due and have a model."""
+        for name, spec in follows(kept).items():
+            if name not in self.engine.models or not spec.schedule.due(self.engine.iteration):
+                continue
+            _, node = self.next_call(f"{name}.follow")
+            if spec.when is not None and not self.scalars.get(spec.when, self.engine.state.get(spec.when)):
+                continue
+            stepped = spec.role in self.stepped
+            self.log(node, self.engine.follow(name, spec.role, spec.mix, stepped))
 
     def _without_repeat(self, body: Callable[..., Any], name: str, prompts: Batch) -> Batch:
         """Count the calls of a `repeat` that isn't due, and return its columns, which are None."""
@@ -597,6 +615,7 @@ class Role:
             metrics, rows = self._engine.update(
                 self._name, inputs, loss, UpdateOptions(**own), rest, call, fresh=fresh
             )
+        session.stepped |= {self._name} if rows.stepped else set()
         session.log(node, {**metrics, **rows.metrics}, Of.UPDATE, self._name)
 
 
@@ -683,6 +702,12 @@ def update_reads(loss: Loss) -> tuple[str, ...]:
     )
 
 
+def _settings_of(flow: Flow, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """Return the settings that a flow was called with, or its own."""
+    bound = inspect.signature(flow.function).bind(*arguments, **named).arguments
+    return bound.get("hp", flow.parameters.hp)
+
+
 class Eager:
     """Runs flows and stages that user code calls like functions.
 
@@ -714,6 +739,7 @@ class Eager:
         try:
             with scope.entered(session):
                 result = flow.function(prompts, *roles, **named)
+                session.follow(flow.kept(_settings_of(flow, (prompts, *roles), named)))
         except SkipIteration:
             engine.flow_state, result = before, None
         except BaseException:

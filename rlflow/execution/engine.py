@@ -317,6 +317,23 @@ class Engine:
         """
         raise NotImplementedError
 
+    def follow(
+        self, role: str, other: str, mix: float, stepped: bool, call_options: CallOptions = HERE
+    ) -> PartialMetrics:
+        """Move a role's weights towards those of the role ``other``, by the share ``mix``, and return metrics.
+
+        ``stepped``: whether ``other`` took an optimizer step in this iteration. Otherwise, nothing moves. The
+        metric is 1 if the weights moved, or else 0.
+        """
+        if stepped:
+            self.move(role, other, mix, call_options)
+            self.models[role].version += 1
+        return {"moved": PartialMetric.sum(float(stepped))}
+
+    def move(self, role: str, other: str, mix: float, call_options: CallOptions = HERE) -> None:
+        """Move the weights of a role's trainer towards those of another role's trainer."""
+        raise NotImplementedError
+
     def stage(
         self,
         stage: Stage,

@@ -18,7 +18,7 @@ from rlflow.author.loss import Loss
 from rlflow.author.node_options import UpdateOptions
 from rlflow.author.seeds import row_seeds
 from rlflow.author.stage import Stage
-from rlflow.compiler.residency_schedule import computing, learning, sampling, syncing
+from rlflow.compiler.residency_schedule import computing, following, learning, sampling, syncing
 from rlflow.execution import episodes
 from rlflow.execution.apply import apply_stage
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
@@ -27,6 +27,7 @@ from rlflow.execution.role_model import Model
 from rlflow.execution.row_ledger import UpdateRows
 from rlflow.execution.tally import PartialMetric, PartialMetrics, known
 from rlflow.training.chunks import chunked
+from rlflow.training.following import follow
 from rlflow.training.loss_rows import WITH_GROUP, broken_columns, group_of, mask_counts, with_groups
 from rlflow.training.protocols import (
     ForwardsAhead,
@@ -34,6 +35,7 @@ from rlflow.training.protocols import (
     ResetsOptimizer,
     Sampling,
     ScoresTokens,
+    ShowsMasters,
     as_long,
 )
 
@@ -211,6 +213,14 @@ class LocalEngine(Engine):
         model.version += 1
         names, stepped = loss.signature.column_names, metrics.get("steps", 1) > 0
         return known(metrics), UpdateRows(broken, names, stepped=stepped, tokens=mask_counts(batch))
+
+    def move(self, role: str, other: str, mix: float, call_options: CallOptions = HERE) -> None:
+        """Move the weights of a role's trainer towards those of another role's trainer."""
+        trainer, source = self.models[role].trainer, self.models[other].trainer
+        assert isinstance(trainer, ShowsMasters)
+        assert isinstance(source, ShowsMasters)
+        self.offloads.settle(following(role, other))
+        follow(trainer, source.masters(), mix)
 
     def stage(
         self,

@@ -16,6 +16,7 @@ from rlflow.author.node_options import (
     ConcatOptions,
     DrawOptions,
     EncodeOptions,
+    FollowOptions,
     GenerateOptions,
     RepeatOptions,
     UpdateOptions,
@@ -186,6 +187,18 @@ def _put(run: PlanRun, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
     return None, metrics
 
 
+def _follow(run: PlanRun, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
+    """Move a role's weights towards another's, if that role took a step and no column says otherwise."""
+    options = node.options(FollowOptions)
+    if node.inputs and not bool(batch.data[node.inputs[0].parameter].value):
+        return None, {}
+    updates = (each for each in run.plan.graph.nodes if each.op is Op.UPDATE and each.role == options.follows)
+    stepped = any(run.ledger.updates[each.id].stepped for each in updates)
+    return None, run.engine.follow(
+        node.role or "", options.follows, options.mix, stepped, _call_options(run, node)
+    )
+
+
 def _repeat(run: PlanRun, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
     body = run.plan.bodies[node.id]
     states = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
@@ -217,4 +230,5 @@ PERFORM: dict[Op, Callable[[PlanRun, Node, Batch], tuple[Batch | None, PartialMe
     Op.WRITE: _write,
     Op.DRAW: _draw,
     Op.PUT: _put,
+    Op.FOLLOW: _follow,
 }

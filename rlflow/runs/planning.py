@@ -35,6 +35,7 @@ from rlflow.config.inputs import within_memory
 from rlflow.config.options import Options
 from rlflow.config.roles.backends import device_in
 from rlflow.config.roles.bound import Roles, Sides, model_uses, needed_sides, usual
+from rlflow.config.roles.following import follow_problems
 from rlflow.config.roles.rewards import RewardNames
 from rlflow.errors import PlanError, Problem
 from rlflow.runs.held_out import evaluation_role
@@ -61,7 +62,14 @@ def with_parallelism(placement: Placement | None, graph: Graph, roles: Roles) ->
                 how = sides[name, half] = Parallel(can.tensor, can.collective)
                 problems += _unfit(name, half, how, pool, pools)
     problems += _fixed_optimizers(graph, roles)
-    PlanError.refuse([*problems, *_lone_stages(graph, sides), *_lone_changes(graph, placement)])
+    PlanError.refuse(
+        [
+            *problems,
+            *_lone_stages(graph, sides),
+            *_lone_changes(graph, placement),
+            *follow_problems(roles, placement),
+        ]
+    )
     return (
         replace(placement, parallel={key: how for key, how in sides.items() if how != Parallel()})
         if placement is not None

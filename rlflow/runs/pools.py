@@ -14,14 +14,17 @@ from typing import Any
 
 from rlflow.author.figures import Cause
 from rlflow.author.loss import Loss
+from rlflow.author.node_options import FollowOptions
 from rlflow.cluster.cluster_engine import ClusterEngine
 from rlflow.cluster.commit import ProcessWorkers, Workers
 from rlflow.cluster.in_threads import ThreadWorkers
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import FlowSource, Setup
+from rlflow.cluster.weights.endpoints import Following
 from rlflow.cluster.weights.sharded_models import RemoteModel, RemoteTrainer
 from rlflow.cluster.weights.transfer import WeightTransfer
 from rlflow.cluster.worker import Worker
+from rlflow.compiler.graph.model import Graph, RoleUse
 from rlflow.compiler.graph.wire import identity
 from rlflow.compiler.passes.queues import room_of
 from rlflow.compiler.placement import Placement, reward_pools
@@ -188,6 +191,7 @@ def engine_of(
             else None,
             pools.get(placement.generators.get(use.name, "")),
             transfer=transfer(use.name, options, placement, pools),
+            following=following_transfer(graph, use, options, placement, pools),
         )
         for use in model_uses(graph)
     }
@@ -230,6 +234,27 @@ def transfer(
     if source is None or target is None or source == target or options.weights == "gather":
         return None
     return WeightTransfer(role, pools[source], pools[target], options.weights, options.verify_every)
+
+
+def following_transfer(
+    graph: Graph, use: RoleUse, options: Options, placement: Placement, pools: Mapping[str, Pool[Worker]]
+) -> WeightTransfer | None:
+    """Plan how a role gets the weights of the role that it follows.
+
+    Returns None if it follows none, if both trainers share a pool, or with ``--weights gather``.
+    """
+    options_of = [
+        node.settings
+        for node in graph.nodes
+        if node.role == use.name and isinstance(node.settings, FollowOptions)
+    ]
+    if not options_of or options.weights == "gather":
+        return None
+    source, target = placement.trainers[options_of[0].follows], placement.trainers[use.name]
+    if source == target:
+        return None
+    what = Following(use.name, options_of[0].follows, options_of[0].mix)
+    return WeightTransfer(what, pools[source], pools[target], options.weights, options.verify_every)
 
 
 def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[Cause, Reason]:

@@ -49,6 +49,8 @@ class ModelSpec:
     group: Any = None
     # end tokens of a generator's rows; (): the end tokens that the folder's configs and tokenizer name
     ends: tuple[int, ...] = ()
+    # True if its weights follow another model's: they are kept in float32, like those of a trained model
+    follows: bool = False
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,20 @@ class ShowsPieces(Protocol):
 
         The views show live memory, and nothing is gathered. Returns None if ``weights`` doesn't yield the
         trained tensors themselves, as with adapters.
+        """
+
+
+@runtime_checkable
+class ShowsMasters(Protocol):
+    """A trainer whose weights can follow another trainer's, or be followed."""
+
+    def masters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all weights as (Hugging Face name, tensor) pairs, with rlflow's own heads and in the precision
+        in which they are kept.
+
+        A tensor is this rank's live memory: a complete tensor, a DTensor or a ZeRO-3 partition. The weights
+        of layers with adapters are merged into new, complete tensors. A tied weight is yielded only once. If
+        weights are divided over ranks, every rank must iterate to the end.
         """
 
 

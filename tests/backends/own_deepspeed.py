@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import training_claims
 from training_claims import Subject, check_same, copied
 
 from rlflow.backends.deepspeed.partitions import flats
@@ -25,6 +26,11 @@ def ranks_keep_only_their_part(ground):
     frozen = Subject(ground, "qwen3", trained=False)
     frozen.forward()
     assert 0.5 <= part(frozen.one) <= 0.6
+
+
+def follows(ground):
+    for settings in ({}, {"head": "values"}, {"dtype": "bfloat16"}, {"lora": 4}, {"zero": 1}):
+        training_claims.follows(ground, **settings)
 
 
 def frozen(ground):
@@ -100,6 +106,13 @@ def sleep_frees_the_planned_bytes(ground):
 CHECKS = {
     2: {
         check.__name__: check
-        for check in (ranks_keep_only_their_part, frozen, low, low_adapters, sleep_frees_the_planned_bytes)
+        for check in (
+            ranks_keep_only_their_part,
+            frozen,
+            follows,
+            low,
+            low_adapters,
+            sleep_frees_the_planned_bytes,
+        )
     }
 }

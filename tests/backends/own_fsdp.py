@@ -5,6 +5,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+import training_claims
 from contract import NO_PLAN
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -19,6 +20,12 @@ def frozen(ground):
     Subject(ground, "llama", trained=False).forward()
     Subject(ground, "reward", "scores", trained=False).forward()
     Subject(ground, "gemma2", trained=False, dtype="bfloat16").forward(atol=0.05)
+
+
+def follows(ground):
+    for settings in ({}, {"head": "values"}, {"head": "scores"}, {"dtype": "bfloat16"}, {"lora": 4}):
+        training_claims.follows(ground, **settings)
+    training_claims.follows(ground, tensor_parallel=2)
 
 
 def experts(ground):
@@ -128,7 +135,7 @@ def uneven(ground):
 CHECKS = {
     2: {
         check.__name__: check
-        for check in (frozen, experts, low, split_heads, sleep_frees_part_by_part, unsplit)
+        for check in (frozen, follows, experts, low, split_heads, sleep_frees_part_by_part, unsplit)
     },
     4: {check.__name__: check for check in (uneven, both_ways)},
 }

@@ -9,7 +9,14 @@ from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec
 
 BARS = "Loading weights:", "Writing model shards:"
-CHECKS = ["ranks_keep_only_their_part", "frozen", "low", "low_adapters", "sleep_frees_the_planned_bytes"]
+CHECKS = [
+    "ranks_keep_only_their_part",
+    "frozen",
+    "follows",
+    "low",
+    "low_adapters",
+    "sleep_frees_the_planned_bytes",
+]
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec
 
 CHECKS = {
-    2: ("frozen", "experts", "low", "split_heads", "sleep_frees_part_by_part", "unsplit"),
+    2: ("frozen", "follows", "experts", "low", "split_heads", "sleep_frees_part_by_part", "unsplit"),
     4: ("uneven", "both_ways"),
 }
 

@@ -16,6 +16,7 @@ from rlflow.author.columns import standard_kind
 from rlflow.author.joint import JointLoss
 from rlflow.backends import local
 from rlflow.config.roles.bound import capabilities
+from rlflow.training.following import follow
 from rlflow.training.learning import RankShare
 from rlflow.training.loss_rows import mask_counts, own_rows
 from rlflow.training.objective import MinibatchTotals
@@ -139,6 +140,26 @@ def shares(batch, steps, grouped, rank=0, ranks=1, joint=None):
 
 def copied(state):
     return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def follows(ground: Ground, head="logprobs", dtype="float32", **settings):
+    """A frozen trainer that follows one that has learned gets the mean of both, bit for bit."""
+    subject = Subject(ground, "reward" if head == "scores" else "llama", head, dtype=dtype, **settings)
+    rest = {name: value for name, value in subject.settings.items() if name != "lora"}
+    spec = replace(subject.spec, trained=False, follows=True)
+    follower = ground.made("Trainer", spec, **rest)
+    subject.learn(subject.one)
+    before = subject.state(follower)
+    for mix in (0.25, 1.0):
+        own, other = subject.state(follower), subject.state(subject.one)
+        follow(follower, subject.one.masters(), mix)
+        for name, after in subject.state(follower).items():
+            if name.startswith("parameters/"):
+                expected = own[name] + (other[name] - own[name]) * mix if mix < 1 else other[name]
+                assert after.dtype == torch.float32, name
+                assert torch.equal(after.cpu(), expected.to(after).cpu()), name
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in subject.state(follower).items())
+    follower.forward(subject.rows.rows(subject.mine()), subject.want)
 
 
 def check_same(found, expected):

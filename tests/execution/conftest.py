@@ -9,6 +9,7 @@ import torch
 from rlflow.author.axis import Axis
 from rlflow.author.batch import Batch
 from rlflow.author.load import load
+from rlflow.author.memory import stores
 from rlflow.backends.null import Generator, Score, Trainer
 from rlflow.compiler.passes import plan
 from rlflow.compiler.trace.compile import compile_flow
@@ -85,7 +86,7 @@ class World:
             seed,
             self.stream.take,
             dict(flow.state(hp)) if flow.state else {},
-            memory={name: KeptTable(spec) for name, spec in flow.kept(hp).items()},
+            memory={name: KeptTable(spec) for name, spec in stores(flow.kept(hp)).items()},
         )
         self.executor = Executor(self.engine, queues)
         self.queues = queues

@@ -92,7 +92,7 @@ def test_no_prompts_give_no_rows(prompts):
 
 def test_weights_contain_the_steps_and_a_folder_stores_them(tmp_path):
     trainer = Trainer(ModelSpec(None))
-    trainer.steps = 3
+    trainer.count.fill_(3)
     trainer.save(tmp_path / "null")
     other = Trainer(ModelSpec(None))
     other.load(tmp_path / "null")

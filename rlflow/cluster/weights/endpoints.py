@@ -7,7 +7,7 @@ numbered before receivers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,17 +18,31 @@ from numpy.typing import NDArray
 from rlflow.cluster.weights.same_ranks import storages
 from rlflow.execution.role_model import Model
 from rlflow.execution.wire.column_wire import viewed
+from rlflow.training.following import empty_like, move
 from rlflow.training.protocols import ShowsDestinations, ShowsPieces
 from rlflow.training.weight_sync.execute import Resharder
 from rlflow.training.weight_sync.layout import TensorShard, WeightLayout, join
 from rlflow.training.weight_sync.mailbox import Mailbox
 from rlflow.training.weight_sync.planner import BUCKET, make_plan
+from rlflow.training.weight_sync.proof import Destinations
 from rlflow.training.weight_sync.segment import SharedFile, machine
-from rlflow.training.weight_sync.shards import held
+from rlflow.training.weight_sync.shards import TensorViews, held, pieces_of
 from rlflow.training.weight_sync.transfer_plan import TransferPlan
 from rlflow.training.weight_sync.transport import Parcels, TransferError, Transport
 
 Shards = dict[str, TensorShard]  # tensor → its part on one rank
+
+
+@dataclass(frozen=True)
+class Following:
+    """What a transfer is for if it moves a trainer's weights towards those of a trainer on another pool."""
+
+    role: str  # the role whose weights move
+    other: str  # the role that it follows
+    mix: float  # share of the way
+
+
+What = str | Following  # a role whose generator gets its trainer's weights, or a role that follows another
 
 
 @dataclass(frozen=True)
@@ -87,8 +101,16 @@ class Sender:
 
         Returns None if a plan can't move the weights, for example because adapters must be merged first.
         """
-        pieces = self.trainer.pieces() if isinstance(self.trainer, ShowsPieces) else None
+        pieces = self._pieces()
         return None if pieces is None else Offer(held(pieces), machine(), self.device)
+
+    def _pieces(self) -> Mapping[str, TensorViews] | None:
+        return self.trainer.pieces() if isinstance(self.trainer, ShowsPieces) else None
+
+    def _bound_pieces(self) -> Mapping[str, TensorViews]:
+        pieces = self._pieces()
+        assert pieces is not None
+        return pieces
 
     def bind(self, rank: int, offers: Offers, run: str | None) -> SharedFile | None:
         """Store the transfer plan, and set up the buffers for packed weights.
@@ -96,7 +118,7 @@ class Sender:
         If ``run`` is given, the buffers are in shared memory with this name, and its file is returned.
         Otherwise, they are in this process's memory, and None is returned.
         """
-        pieces = self.trainer.pieces()
+        pieces = self._bound_pieces()
         transport = Parcels() if run is None else Mailbox(run)
         self.resharder = Resharder(
             offers.plan(), rank, pieces, {}, cast("Transport", transport), buffers=1 if run is None else 2
@@ -129,7 +151,7 @@ class Sender:
     def _relocate(self) -> None:
         """Look up the trainer's weights again, because they may have moved to other tensors."""
         assert self.resharder is not None
-        pieces = self.trainer.pieces()
+        pieces = self._bound_pieces()
         if (at := storages(pieces)) != self._at:
             self.resharder.relocate(pieces)
             self._at = at
@@ -143,6 +165,13 @@ class Sender:
         """Free the buffers."""
         if self.resharder is not None:
             self.resharder.close()
+
+
+class MasterSender(Sender):
+    """The sending end for a trainer that follows this one: all weights, also those of rlflow's own heads."""
+
+    def _pieces(self) -> Mapping[str, TensorViews] | None:
+        return None if super()._pieces() is None else pieces_of(self.trainer.masters())
 
 
 class Receiver:
@@ -212,21 +241,61 @@ class Receiver:
         self.resharder.finish(version, received)
         if terms:
             self.resharder.verifier.compare(torch.from_numpy(np.sum(np.stack(terms), axis=0)))
-        with self.generator.writing(version):
-            self.destinations.finish(self.generator.load)
+        self._written(version)
         return {
             "inbound": float(received),
             "bound": float(self.resharder.plan.stats.bound[self.resharder.rank]),
         }
+
+    def _written(self, version: int) -> None:
+        """Let the generator use the received weights."""
+        with self.generator.writing(version):
+            self.destinations.finish(self.generator.load)
 
     def close(self) -> None:
         """Close the senders' shared memory."""
         self.files = []
 
 
+class FollowingReceiver(Receiver):
+    """The receiving end on a rank of a trainer that follows another: it needs its part of the weights twice."""
+
+    def __init__(self, model: Model, device: str, mix: float) -> None:
+        super().__init__(model, device)
+        self.trainer: Any = model.trainer
+        self.mix = mix
+
+    def begin(self) -> bool:
+        """Return True: the weights of a trainer that follows another are always in its own memory."""
+        return True
+
+    def offer(self, senders: list[Offer]) -> Offer:
+        """Return this rank's offer: the weights of the other trainer that it needs here."""
+        parts = {name: empty_like(views) for name, views in pieces_of(self.trainer.masters()).items()}
+        self.destinations = Destinations(parts, {}, {})
+        return Offer(held(parts), machine(), self.device)
+
+    def _written(self, version: int) -> None:
+        """Move the trainer's weights towards the received ones."""
+        for name, views in pieces_of(self.trainer.masters()).items():
+            for piece, other in zip(views.pieces, self.destinations.pieces[name].pieces, strict=True):
+                move(piece.view, other.view, self.mix)
+
+
 End = Sender | Receiver
 
 
-def end_of(model: Model, device: str) -> End:
-    """Create an end of a transfer: a Sender if the model has a trainer here, otherwise a Receiver."""
+def end_of(models: Mapping[str, Model], what: What, device: str) -> End:
+    """Create this rank's end of a transfer. ``models``: the models of this rank, by role.
+
+    A rank that has the trainer of the weights sends them, any other receives them.
+    """
+    if isinstance(what, Following):
+        other = models[what.other]
+        return (
+            MasterSender(other, device)
+            if other.trainer is not None
+            else FollowingReceiver(models[what.role], device, what.mix)
+        )
+    model = models[what]
     return Sender(model, device) if model.trainer is not None else Receiver(model, device)

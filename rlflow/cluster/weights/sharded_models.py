@@ -81,6 +81,7 @@ class RemoteModel:
     sampled_version: int = 0  # updates in the generator's weights; -1 if unknown
     moved: dict[str, Any] = field(default_factory=dict)  # metrics of the last weight transfer
     transfer: WeightTransfer | None = None  # the planned transfer between two pools
+    following: WeightTransfer | None = None  # the planned transfer from the trainer that this one follows
     received: int = 0  # bytes of weights that ranks of the generator received without ``transfer``
 
     def __post_init__(self) -> None:
@@ -143,12 +144,29 @@ class RemoteModel:
         else:
             self.use(Frozen(self.version, self.trainer.begin("weights")), seconds)
 
+    def follow(self, other: RemoteModel, mix: float, seconds: float) -> None:
+        """Move the trainer's weights towards those of a model whose trainer is on another pool."""
+        assert self.trainer is not None
+        assert other.trainer is not None
+        plan = self.following
+        if plan is not None and (plan.route is not None or (not plan.bound and plan.bind(seconds))):
+            plan.move(other.version, seconds)
+            return
+        sizes: Future[list[int]] = self.trainer.pool.call(
+            "follow_masters", self.role, other.trainer.begin("masters"), mix, seconds=seconds, group="model"
+        )
+        self.received += sum(sizes.result())
+
     def arrived(self) -> int:
-        """Return how many bytes of weights the generator's ranks have received since the last call."""
+        """Return how many bytes of weights the model's ranks have received since the last call."""
         size, self.received = self.received, 0
-        if self.transfer is not None:
-            size, self.transfer.received = size + self.transfer.received, 0
+        for transfer in self._transfers:
+            size, transfer.received = size + transfer.received, 0
         return size
+
+    @property
+    def _transfers(self) -> list[WeightTransfer]:
+        return [transfer for transfer in (self.transfer, self.following) if transfer is not None]
 
     def _move(self, seconds: float) -> None:
         assert self.transfer is not None
@@ -163,5 +181,5 @@ class RemoteModel:
         The transfer plan is dropped, because workers may have been replaced.
         """
         self.version, self.sampled_version = version, -1
-        if self.transfer is not None:
-            self.transfer.unbind()
+        for transfer in self._transfers:
+            transfer.unbind()

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlflow.cluster.rpc.pool import Future, Pool
-from rlflow.cluster.weights.endpoints import Offer, Offers
+from rlflow.cluster.weights.endpoints import Offer, Offers, What
 from rlflow.cluster.weights.same_ranks import How
 from rlflow.processes.deadline import Deadline
 from rlflow.training.weight_sync.planner import BUCKET
@@ -78,11 +78,14 @@ def _recipients(plan: TransferPlan, index: int, sender: int) -> dict[int, list[i
 
 @dataclass
 class WeightTransfer:
-    """Transfers one role's weights from the trainer's pool to the generator's pool."""
+    """Transfers one role's weights from the trainer's pool to the generator's pool.
 
-    role: str
+    Or, for a role that follows another: from the other's trainer to its own.
+    """
+
+    role: What
     source: Pool[Worker]  # pool of the trainer
-    target: Pool[Worker]  # pool of the generator
+    target: Pool[Worker]  # pool of the generator, or of the trainer that follows
     how: How = "auto"  # the option --weights
     verify_every: int = 0  # compare digests at every n-th transfer, or never if 0
     bucket: int = BUCKET  # bytes of a bucket

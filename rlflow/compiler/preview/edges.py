@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlflow.author.node_options import UpdateOptions
+from rlflow.author.node_options import FollowOptions, UpdateOptions
 from rlflow.compiler.byte_sizes import ModelFootprint
 from rlflow.compiler.graph.model import Column, Graph, Input, Node, Op, all_nodes
 from rlflow.compiler.placement import Placement
 from rlflow.compiler.plan import Plan
 from rlflow.compiler.preview.layouts import Layouts, RowLayout, alike, on_one_rank
 from rlflow.compiler.preview.sizes import Sizes
-from rlflow.compiler.preview.transfers import passage, transfer
+from rlflow.compiler.preview.transfers import following, passage, transfer
 from rlflow.training.weight_sync.transfer_plan import TransferPlan as Transfer
 
 
@@ -34,11 +34,14 @@ class Edge:
 
 @dataclass(frozen=True)
 class WeightEdge:
-    """The transfer of a role's weights to its generator, between an update and the next sampling call."""
+    """The transfer of a role's weights to its generator, between an update and the next sampling call.
+
+    Or to a role on another pool that follows it.
+    """
 
     role: str  # owner of the weights
     after: str  # name of the update
-    before: tuple[str, ...]  # names of the calls that sample
+    before: tuple[str, ...]  # names of the calls that sample, or of the node that follows
     from_pool: str  # pool of the trainer
     to_pool: str  # pool of the generator
     bytes: int | None  # bytes over all ranks; None if the number of parameters is unknown
@@ -169,6 +172,38 @@ def weights(
                 moved,
                 bytes=None if footprint.weight_bytes is None else footprint.weight_bytes * ranks[target],
             )
+
+
+def followed(
+    graph: Graph, placement: Placement, models: Mapping[str, ModelFootprint], between: str
+) -> Iterator[WeightEdge]:
+    """Yield the transfer of weights to each role that follows a role on another pool.
+
+    between: the transport between pools; ``gather`` means a transfer without a plan.
+    """
+    for node in graph.nodes:
+        role = node.role or ""
+        if not isinstance(node.settings, FollowOptions) or role not in models:
+            continue
+        other, ranks = node.settings.follows, placement.pools
+        source, target = placement.trainers[other], placement.trainers[role]
+        if source == target:
+            continue
+        after = [each.name for each in graph.nodes if other in each.writes]
+        edge = WeightEdge(other, after[-1], (node.name,), source, target, None)
+        plan = following(models[other], models[role], ranks[source], ranks[target])
+        if plan is not None and between != "gather":
+            inbound, extra = plan.stats.inbound, plan.stats.extra(between)
+            yield replace(
+                edge,
+                bytes=int(inbound.sum()),
+                each=int(inbound.max(initial=0)),
+                transport=between,
+                extra=extra,
+            )
+        else:
+            size = models[role].weight_bytes
+            yield replace(edge, bytes=None if size is None else size * ranks[target])
 
 
 def _planned(

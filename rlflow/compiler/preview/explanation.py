@@ -13,7 +13,7 @@ from rlflow.compiler.passes.rank import COST
 from rlflow.compiler.placement import Placement
 from rlflow.compiler.plan import PassNote, Plan
 from rlflow.compiler.preview.cycles import Cycle, cycle_of
-from rlflow.compiler.preview.edges import Edge, WeightEdge, edges, weights
+from rlflow.compiler.preview.edges import Edge, WeightEdge, edges, followed, weights
 from rlflow.compiler.preview.layouts import Layouts
 from rlflow.compiler.preview.sizes import (
     Assumed,
@@ -175,7 +175,12 @@ def explain(
         rows=max(sizes.rows.values()),
         steps=tuple(steps(plan, layouts)),
         edges=tuple(edges(plan, sizes, layouts)),
-        weights=tuple(weights(plan.graph, plan.placement, models, ways)) if plan.placement else (),
+        weights=(
+            *weights(plan.graph, plan.placement, models, ways),
+            *followed(plan.graph, plan.placement, models, "store" if ways[1] == "frozen" else ways[1]),
+        )
+        if plan.placement
+        else (),
         pairs=tuple(pairs(plan, room)),
         recorded=sum(sizes.given(column) for column in plan.keep_until_end),
         memory=tuple(memory(where, models, frozen)),

@@ -6,6 +6,8 @@ uses its engines' real layouts.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlflow.compiler.byte_sizes import ModelFootprint
 from rlflow.training.weight_sync.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
 from rlflow.training.weight_sync.layout import WeightLayout
@@ -32,6 +34,22 @@ def passage(footprint: ModelFootprint, senders: int, receivers: int) -> Transfer
         return None
     return make_plan(
         _trained(footprint, senders).among(0, receivers), _sampled(footprint, receivers).among(senders, 0)
+    )
+
+
+def following(
+    other: ModelFootprint, footprint: ModelFootprint, senders: int, receivers: int
+) -> TransferPlan | None:
+    """Plan the transfer of a trainer's weights to a trainer that follows it, on another pool.
+
+    Returns None if no plan is possible. Both keep their weights in float32 if they compute in a shorter dtype.
+    """
+    if not _movable(other):
+        return None
+    wide = "float64" if other.dtype == "float64" else "float32"
+    source, target = (replace(each, dtype=wide) for each in (other, footprint))
+    return make_plan(
+        _trained(source, senders).among(0, receivers), _trained(target, receivers).among(senders, 0)
     )
 
 

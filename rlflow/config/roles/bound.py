@@ -305,6 +305,6 @@ def shares_weights(role: BoundRole, options: Options) -> bool:
     This requires a single process, no staleness, the same dtype on both sides, and no offloading.
     """
     beside = all(role.needs) and not options.pools and not options.staleness and options.memory is None
-    same = options.dtype != "bfloat16" or not role.use.trained  # trained weights are float32
+    same = options.dtype != "bfloat16" or not (role.use.trained or role.use.follows)  # these are float32
     can = role.trainer.can.live and role.generator.can.shares
     return beside and same and can and not (role.use.trained and role.trainer.can.adapters)

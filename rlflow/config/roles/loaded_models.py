@@ -57,6 +57,7 @@ def make_models(
             options.longest_row,
             group,
             ends(role),
+            use.follows is not None,
         )
         model = models[use.name] = Model()
         for half, wanted in zip(role.sides, placed(role), strict=True):

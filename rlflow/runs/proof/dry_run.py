@@ -204,6 +204,12 @@ class DryRunEngine(Engine):
             torch.zeros(len(batch), dtype=torch.int64), loss.signature.column_names, waits=True
         )
 
+    def follow(
+        self, role: str, other: str, mix: float, stepped: bool, terms: CallOptions = HERE
+    ) -> PartialMetrics:
+        """Leave the weights as they are, because updates aren't executed either."""
+        return {}
+
 
 def raised(data: Data, by: float, chosen: Tensor) -> Data:
     """Return a token or row column of numbers with ``by`` added to the ``chosen`` rows, bool [rows]."""

@@ -204,6 +204,7 @@ def test_the_page_has_a_line_for_every_code():
         "compiler/check/staleness.py",
         "compiler/residency_schedule.py",
         "compiler/passes/residency.py",
+        "config/roles/following.py",
         "config/roles/prompt_room.py",
         "runs/planning.py",
     )
