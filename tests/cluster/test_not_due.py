@@ -13,7 +13,7 @@ from rlflow.execution.offload_manager import OffloadManager
 from rlflow.monitoring.reporter import Quiet
 from rlflow.runs import resume
 
-FLOW = load_flow(f"{Path(__file__).parent / 'flows.py'}::now_and_then")
+FLOW = load_flow(str(Path(__file__).parent / "now_and_then.py"))
 ITERATIONS, CUT = 8, 4  # a cycle has 6 iterations
 SMALL = {"prompts": 4, "held_out": 0, "threads": 1, "prove": "off", "lr": 1e-3, "batch_tokens": 1024}
 TIMES = ("seconds", "response/tokens_per_second")
