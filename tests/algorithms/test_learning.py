@@ -39,6 +39,7 @@ SHORT = {
     "raft": {"prompts": 24, "iterations": 8, "hp": {"minibatch": 16}},
     "cppo": {"prompts": 24, "iterations": 5, "hp": {"samples": 8, "kept": 4, "minibatch": 48}},
     "gdpo": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96}},
+    "luffy": {"prompts": 48, "iterations": 6, "hp": {"minibatch": 96}},
     "correction": {"prompts": 24, "iterations": 7, "hp": {"minibatch": 96}},
     "critique": {"prompts": 16, "iterations": 6, "hp": {"minibatch": 64}},
     "debate": {"prompts": 16, "iterations": 5, "hp": {"minibatch": 64}},
