@@ -80,11 +80,11 @@ def curriculum(prompts, actor, reward, seen, hp=Curriculum()):
     prompts = choose(prompts | learnability(prompts), top="gain", count=hp.chosen, per="batch")
     batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
     batch |= reward(batch)
-    batch |= fade(batch | seen.read(batch), keep=hp.keep)
-    counts = outcomes(batch, samples=hp.samples, correct=hp.correct)
-    # ema(0) is the mean of a prompt's rows, if an iteration has it twice
-    seen.write(batch | counts, wins=ema(0.0), tries=ema(0.0), last=ema(0.0))
     batch |= compare(batch)
     batch |= actor.logprobs(batch)
     batch |= truncated_weights(batch, cap=hp.is_cap)
     actor.update(batch, policy_loss, clip=hp.clip, epochs=hp.epochs, minibatch=hp.minibatch)
+    batch |= fade(batch | seen.read(batch), keep=hp.keep)
+    counts = outcomes(batch, samples=hp.samples, correct=hp.correct)
+    # ema(0) is the mean of a prompt's rows, if an iteration has it twice
+    seen.write(batch | counts, wins=ema(0.0), tries=ema(0.0), last=ema(0.0))

@@ -18,8 +18,13 @@ ANY = {
     "clip_cov.cov_low",
     "clip_cov.cov_high",
     "critique.correct",
+    "curriculum.correct",
     "prime.correct",
     "vapo.correct",
+    "selfplay.correct",
+    "selfplay.malformed",
+    "selfplay.wrong",
+    "spo.prior",
     "topr.baseline",
     "Options.staleness",
 }
