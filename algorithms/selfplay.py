@@ -147,11 +147,13 @@ def answered(prompts, actor, reward, hp):
     return batch | reward(batch)
 
 
-def averages():
-    return table(key="kind", weight=0.0, mean=0.0, square=0.0)
-
-
-@flow(evaluate=answered, keeps=lambda hp: {"proposer": averages(), "solver": averages()})
+@flow(
+    evaluate=answered,
+    keeps=lambda hp: {
+        "proposer": table(key="kind", weight=0.0, mean=0.0, square=0.0),
+        "solver": table(key="kind", weight=0.0, mean=0.0, square=0.0),
+    },
+)
 def selfplay(prompts, actor, reward, proposer, solver, hp=SelfPlay()):
     prompts |= blank(prompts, request=hp.request)
     posed = actor.generate(ask(prompts, "question"), max_tokens=hp.max_tokens)

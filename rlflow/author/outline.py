@@ -6,9 +6,9 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
-DECORATOR, SETTINGS, KEEPS = "flow", "hp", "keeps"
-KEYWORDS = {"data", "state", "evaluate", KEEPS}  # of the decorator
-STORES, FOLLOW = {"table", "buffer"}, "follow"  # what a flow can keep; a role that follows another is a role
+DECORATOR, SETTINGS = "flow", "hp"
+KEYWORDS = {"data", "state", "evaluate", "keeps"}  # of the decorator; only the last adds parameters
+STORES = {"table", "buffer"}  # what `keeps` adds as parameters that aren't roles
 
 
 @dataclass(frozen=True)
@@ -53,33 +53,39 @@ def _outline(function: ast.FunctionDef, tree: ast.Module) -> Outline | None:
     keywords = [
         each for call in function.decorator_list if isinstance(call, ast.Call) for each in call.keywords
     ]
-    own, stored = _settings(function, tree), _stored(keywords)
-    wrapped = len(function.decorator_list) > 1 or any(each.arg not in KEYWORDS for each in keywords)
-    if own is None or stored is None or wrapped:
+    own, memories = _settings(function, tree), _memories(keywords)
+    unknown = any(each.arg not in KEYWORDS for each in keywords)
+    if own is None or memories is None or len(function.decorator_list) > 1 or unknown:
         return None
     listed = [*function.args.posonlyargs, *function.args.args]
-    others = {SETTINGS, *stored}
+    others = {SETTINGS, *memories}
     roles = tuple(each.arg for each in [*listed[1:], *function.args.kwonlyargs] if each.arg not in others)
     return Outline(
         roles, function.args.vararg.arg if function.args.vararg else None, own, _sampling(function, roles)
     )
 
 
-def _stored(keywords: list[ast.keyword]) -> list[str] | None:
-    """Return the names of the tables and buffers that a flow keeps, or None if they can't be found in the text."""
-    keeps = next((each.value for each in keywords if each.arg == KEEPS), None)
-    if keeps is None:
-        return []
-    if not isinstance(keeps, ast.Lambda) or not isinstance(keeps.body, ast.Dict):
+def _memories(keywords: list[ast.keyword]) -> set[str] | None:
+    """Return the parameters that hold what the flow keeps, or None if they can't be found in the text.
+
+    Roles that follow another, which `keeps` declares too, aren't among them.
+    """
+    given = [each.value for each in keywords if each.arg == "keeps"]
+    if not given:
+        return set()
+    kept = given[0].body if isinstance(given[0], ast.Lambda) else None
+    if not isinstance(kept, ast.Dict):
         return None
-    stored = []
-    for key, value in zip(keeps.body.keys, keeps.body.values, strict=True):
-        called = value.func if isinstance(value, ast.Call) else None
-        kind = called.id if isinstance(called, ast.Name) else ""
-        if not isinstance(key, ast.Constant) or kind not in STORES | {FOLLOW}:
+    memories = set()
+    for key, value in zip(kept.keys, kept.values, strict=True):
+        made = value.func if isinstance(value, ast.Call) else None
+        if not isinstance(key, ast.Constant) or not isinstance(made, ast.Name):
             return None
-        stored += [str(key.value)] if kind in STORES else []
-    return stored
+        if made.id in STORES:
+            memories.add(str(key.value))
+        elif made.id != "follow":
+            return None
+    return memories
 
 
 def _settings(function: ast.FunctionDef, tree: ast.Module) -> tuple[str, ...] | None:

@@ -27,6 +27,9 @@ def test_outlines_of_the_installed_algorithms_equal_their_flows():
         "class HP(Other):\n    a: int = 1\n@flow\ndef f(prompts, actor, hp=HP()): ...",
         "@flow\ndef f(prompts, actor): ...\n@flow\ndef g(prompts, actor): ...",
         "@flow(keeps=1)\ndef f(prompts, actor): ...",
+        "@flow(keeps=lambda hp: made(hp))\ndef f(prompts, actor): ...",
+        "@flow(keeps=lambda hp: {'seen': made(hp)})\ndef f(prompts, actor, seen): ...",
+        "@flow(keeps=lambda hp: {**made(hp)})\ndef f(prompts, actor): ...",
         "@wrapped\n@flow\ndef f(prompts, actor): ...",
         "from other import f",
         "def broken(",
@@ -35,6 +38,12 @@ def test_outlines_of_the_installed_algorithms_equal_their_flows():
 def test_where_the_text_does_not_tell_there_is_no_outline(tmp_path, text):
     (tmp_path / "a.py").write_text(text)
     assert outline(tmp_path / "a.py") is None
+
+
+def test_what_a_flow_keeps_is_no_role_unless_it_follows_one(tmp_path):
+    text = "@flow(keeps=lambda hp: {'seen': table(wins=0.0), 'anchor': follow('actor'), 'past': buffer(rows=1)})\n"
+    (tmp_path / "a.py").write_text(f"{text}def f(prompts, actor, anchor, seen, past): ...")
+    assert outline(tmp_path / "a.py").roles == ("actor", "anchor")
 
 
 def test_a_named_flow_is_chosen(tmp_path):
