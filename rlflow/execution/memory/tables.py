@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rlflow.author.memory import Reducer, Table
 
-# a table's parts are merged once they have this many times as many rows as the table has keys
+# a part is merged into the one before it unless that one has more than this many times as many keys, so a
+# table has few parts, and its large ones rarely change
 MERGED = 2
 
 
@@ -37,13 +38,13 @@ class KeptTable:
     lag: int = 0  # how many iterations a read may be behind (`--staleness`); younger parts are not merged
     parts: tuple[TablePart, ...] = ()
 
-    @functools.cached_property
-    def latest(self) -> TablePart:
-        """All numbers, as they are after the last part."""
-        return _merged(self.parts, len(self.spec.columns))
-
     def __len__(self) -> int:
-        return len(self.latest.keys)
+        return self._size
+
+    @functools.cached_property
+    def _size(self) -> int:
+        """The number of keys that were ever written."""
+        return len(torch.unique(torch.cat([_NO_KEYS, *(part.keys for part in self.parts)])))
 
     @property
     def defaults(self) -> Tensor:
@@ -60,7 +61,7 @@ class KeptTable:
 
     def read(self, keys: Tensor) -> dict[str, Tensor]:
         """Return the table's columns for these keys, int64 [rows], each as float32 [rows]."""
-        values = _looked_up(self.latest, keys, self.defaults)
+        values, _ = self._looked_up(keys)
         return {name: values[:, i].contiguous() for i, (name, _) in enumerate(self.spec.columns)}
 
     def written(
@@ -80,7 +81,7 @@ class KeptTable:
         """
         order = _in_order(paths)
         changed, slots = torch.unique(keys[order], return_inverse=True)
-        values = _looked_up(self.latest, changed, self.defaults)
+        values, known_keys = self._looked_up(changed)
         touched = torch.zeros(len(changed), dtype=torch.bool)
         for place, (name, _) in enumerate(self.spec.columns):
             if name in columns:
@@ -93,18 +94,37 @@ class KeptTable:
         part = TablePart(iteration, iteration, changed[touched], values[touched])
         if not len(part.keys):
             return self
-        return self._with(part)
+        return self._with(part, new=int((touched & ~known_keys).sum()))
 
-    def _with(self, part: TablePart) -> KeptTable:
-        """Return the table with a new part. Old parts are merged once they repeat too many keys."""
-        ready = _merged((self.latest, part), len(self.spec.columns))
+    def _looked_up(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the numbers of the keys, float32 [keys, columns], and which were ever written, bool [keys].
+
+        The other keys have the defaults.
+        """
+        values, known = self.defaults.repeat(len(keys), 1), torch.zeros(len(keys), dtype=torch.bool)
+        for part in self.parts:
+            place = torch.searchsorted(part.keys, keys).clamp(max=len(part.keys) - 1)
+            there = part.keys[place] == keys
+            values[there] = part.values[place[there]]
+            known |= there
+        return values, known
+
+    def _with(self, part: TablePart, new: int) -> KeptTable:
+        """Return the table with one more part, which has ``new`` keys that no other part has.
+
+        Parts that no read can tell apart any more are merged, unless the older one is much larger.
+        """
         parts = (*self.parts, part)
         old = [each for each in parts if each.last < part.last - self.lag]
-        if sum(len(each.keys) for each in old) > MERGED * len(ready.keys):
-            parts = (_merged(old, len(self.spec.columns)), *parts[len(old) :])
-        table = replace(self, parts=parts)
-        table.__dict__["latest"] = ready
+        young = parts[len(old) :]
+        while len(old) > 1 and len(old[-2].keys) <= MERGED * len(old[-1].keys):
+            old[-2:] = [_merged(old[-2], old[-1])]
+        table = replace(self, parts=(*old, *young))
+        table.__dict__["_size"] = len(self) + new
         return table
+
+
+_NO_KEYS = torch.zeros(0, dtype=torch.int64)
 
 
 def _in_order(paths: Tensor) -> Tensor:
@@ -112,27 +132,13 @@ def _in_order(paths: Tensor) -> Tensor:
     return torch.from_numpy(np.lexsort((paths[:, 1].numpy(), paths[:, 0].numpy())))
 
 
-def _looked_up(part: TablePart, keys: Tensor, defaults: Tensor) -> Tensor:
-    """Return the numbers of the keys, float32 [keys, columns], with the defaults for keys that it lacks."""
-    if not len(part.keys):
-        return defaults.repeat(len(keys), 1)
-    place = torch.searchsorted(part.keys, keys).clamp(max=len(part.keys) - 1)
-    there = part.keys[place] == keys
-    return torch.where(there[:, None], part.values[place], defaults)
-
-
-def _merged(parts: Sequence[TablePart], columns: int) -> TablePart:
-    """Merge parts into one. Of the numbers of a key, the last part's count."""
-    if not parts:
-        return TablePart(0, -1, torch.zeros(0, dtype=torch.int64), torch.zeros(0, columns))
-    if len(parts) == 1:
-        return parts[0]
-    first, last = min(each.first for each in parts if len(each.keys)), parts[-1].last
-    keys = torch.unique(torch.cat([each.keys for each in parts]))
-    values = torch.empty(len(keys), columns)
-    for each in parts:
-        values[torch.searchsorted(keys, each.keys)] = each.values
-    return TablePart(first, last, keys, values)
+def _merged(older: TablePart, newer: TablePart) -> TablePart:
+    """Merge two parts. The numbers of ``newer`` count for keys that are in both."""
+    keys = torch.unique(torch.cat([older.keys, newer.keys]))
+    values = torch.empty(len(keys), older.values.shape[1])
+    for part in (older, newer):
+        values[torch.searchsorted(keys, part.keys)] = part.values
+    return TablePart(older.first, newer.last, keys, values)
 
 
 def _reduced(reducer: Reducer, old: Tensor, slots: Tensor, fresh: Tensor, name: str, keys: Tensor) -> Tensor:

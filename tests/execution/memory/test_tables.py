@@ -78,6 +78,7 @@ def test_a_table_holds_what_was_written_in_any_order_of_rows(iterations, lag, or
         oracle.write(rows)
         distinct = len({row[:2] for row in rows}) == len(rows)  # otherwise, their order on the axis counts
         kept = after(kept, number, order.sample(rows, len(rows)) if distinct else rows)
+        assert len(kept) == len(oracle.numbers)
         state, files = saved({"seen": kept}, ENGINE)
         kept = restored({"seen": kept}, state, files, ENGINE)["seen"]
         assert numbers(kept, KEYS) == pytest.approx(oracle.read(KEYS), rel=1e-6)
@@ -95,6 +96,19 @@ def test_old_parts_are_merged_and_young_ones_stay():
     assert numbers(kept, [7])[0] == 20.0
     assert len(kept.parts) < 6
     assert [part.first for part in kept.parts[-2:]] == [18, 19]
+
+
+def test_a_table_of_many_keys_has_few_parts_and_its_large_ones_stay():
+    """So a checkpoint has few files, and most of its bytes are those of the one before it."""
+    kept, sizes, stayed = KeptTable(SPEC, lag=1), [], []
+    for number in range(200):
+        before = kept.parts
+        kept = after(kept, number, [(0, 0, 4 * number + i, 1.0) for i in range(4)])
+        sizes.append(len(kept.parts))
+        stayed.append(sum(len(part.keys) for part in kept.parts if part in before) / len(kept))
+    assert len(kept) == 800
+    assert max(sizes) <= 8 + 2  # the logarithm of 200, and the two young ones
+    assert sum(stayed) / 200 > 0.8
 
 
 def test_rows_of_one_key_must_agree_on_the_number_to_set():
