@@ -23,6 +23,7 @@ from rlflow.author.batch import Batch, Data
 from rlflow.author.columns import Kind, Level
 from rlflow.author.load import load_flow
 from rlflow.author.memory import REDUCERS, Reducer, table
+from rlflow.data.prompts import AHEAD, by_weight
 from rlflow.execution.engine import Engine
 from rlflow.execution.memory.saved import saved
 from rlflow.execution.memory.tables import KeptTable
@@ -31,6 +32,7 @@ from rlflow.runs.context import RunContext
 from rlflow.runs.prepare import prepare
 
 NAME = "seen"
+DRAW = "draw prompts by weight"
 RULES = (REDUCERS["add"], Reducer("ema", 0.95), REDUCERS["max"], REDUCERS["last"])
 
 
@@ -79,6 +81,12 @@ class Kept:
         _, files = self._timed("saved form", lambda: saved(self.engine.memory, self.engine))
         self.grown.append(sum(len(data) for name, data in files.items() if name not in self.files))
         self.files = set(files)
+        self._timed(DRAW, lambda: self.draw(number))
+
+    def draw(self, number: int) -> None:
+        """Draw an iteration's prompts from all keys by a number of the table, as ``--prompts-by`` does."""
+        numbers = self.engine.memory[NAME].read(torch.arange(self.keys))["number2"]
+        by_weight(numbers.double().numpy(), 0, number, AHEAD * self.prompts)
 
     def _timed(self, what: str, call: Callable[[], Any]) -> Any:
         start = time.thread_time()
@@ -106,6 +114,7 @@ def main() -> None:
     finally:
         run.close()
     means = {what: statistics.mean(times) for what, times in kept.milliseconds.items()}
+    drawing = means.pop(DRAW)
     cost = sum(means.values())
     print(f"an iteration of grpo ({prompts} prompts, {samples} samples): {whole:.0f} ms")
     print(
@@ -114,6 +123,7 @@ def main() -> None:
     for what, mean in means.items():
         print(f"  {what:<11} {mean:7.3f} ms (at most {max(kept.milliseconds[what]):.1f})")
     print(f"  in all      {cost:7.3f} ms, {cost / whole:.2%} of an iteration")
+    print(f"  {DRAW} from all records: {drawing:.3f} ms, {drawing / whole:.2%} of an iteration")
     size, changed = sum(kept.grown) / len(kept.grown), prompts * (8 + 4 * options.columns)
     print(
         f"a checkpoint in each iteration grows by {size:.0f} bytes; {prompts} keys and numbers have {changed}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rlflow.author.batch import Batch
 
 TOGETHER = 512  # records that ``check`` checks in one step
+AHEAD = 4  # how many times as many records as are drawn are put in order, because an iteration may draw more
 
 Weigh = Callable[[np.ndarray], np.ndarray]  # numbers of records, int64 → their weights, float64
 
@@ -34,12 +35,20 @@ class WeightedDraw:
     """The records that an iteration draws by weight."""
 
     iteration: int
-    records: list[int]  # indices of all records that may be drawn, in the order in which they are drawn
+    weights: np.ndarray  # float64 [records]
+    seed: int
+    position: int  # in the data stream, where the draw began
+    records: list[int] = field(
+        default_factory=list
+    )  # indices in the order of the draw, as far as it is known
     drawn: int = 0  # how many of them were drawn
 
     def next(self, count: int) -> list[int]:
         """Draw up to ``count`` more records, and return their indices."""
-        records = self.records[self.drawn : self.drawn + count]
+        end = self.drawn + count
+        if len(self.records) < end:
+            self.records = by_weight(self.weights, self.seed, self.position, AHEAD * end).tolist()
+        records = self.records[self.drawn : end]
         self.drawn += len(records)
         return records
 
@@ -106,8 +115,7 @@ class Prompts:
         if not count:
             return self._rows([])
         if self._draw is None or first:
-            order = by_weight(weigh(self._numbers), self.seed, self.position)
-            self._draw = WeightedDraw(iteration, order.tolist())
+            self._draw = WeightedDraw(iteration, weigh(self._numbers), self.seed, self.position)
         pairs: list[tuple[int, int]] = []
         position = self.position
         while len(pairs) < count and (records := self._draw.next(count - len(pairs))):
@@ -238,8 +246,10 @@ def order(count: int, seed: int, epoch: int, *source: int) -> np.ndarray:
     return np.argsort(bits, kind="stable")
 
 
-def by_weight(weights: np.ndarray, seed: int, position: int) -> np.ndarray:
+def by_weight(weights: np.ndarray, seed: int, position: int, count: int | None = None) -> np.ndarray:
     """Return the indices with a weight above 0, int64, in the order of a draw without replacement.
+
+    ``count``: how many of them are needed; None: all. There may be a few more.
 
     Each index waits for an exponential time whose rate is its weight (Efraimidis and Spirakis, "Weighted random
     sampling with a reservoir", 2006), so the first of those that are left is always drawn in proportion to the
@@ -251,4 +261,7 @@ def by_weight(weights: np.ndarray, seed: int, position: int) -> np.ndarray:
     uniform = ((bits[index] >> np.uint64(11)) + 0.5) * 2.0**-53
     with np.errstate(over="ignore"):  # the smallest weights may wait forever
         waits = -np.log(uniform) / weights[index]
+    if count is not None and count < len(index):
+        near = waits <= np.partition(waits, count)[count]
+        index, waits = index[near], waits[near]
     return index[np.argsort(waits, kind="stable")]
