@@ -167,8 +167,16 @@ def outcomes_text(account: RowAccount) -> str:
     ends = _sampled(account)
     lines = []
     for source in dict.fromkeys(source for source, _, _ in ends):
-        count = account.placed.get(source, account.sampled.get(source, Count()))
-        lines.append(f"{source}: {_amount(count)}{' that no model sampled' * (source in account.placed)}")
+        kinds = (
+            (account.placed, " that no model sampled"),
+            (account.stored, " stored"),
+            (account.sampled, ""),
+        )
+        counts, what = next(
+            ((counts, what) for counts, what in kinds if source in counts),
+            (account.opened, " of earlier ones"),
+        )
+        lines.append(f"{source}: {_amount(counts.get(source, Count()))}{what}")
         lines += [f"  {end_text(end)}: {_amount(part)}" for name, end, part in ends if name == source]
     return "\n".join(lines)
 

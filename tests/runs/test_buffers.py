@@ -16,7 +16,7 @@ from rlflow.compiler.check.staleness import stale_problems
 from rlflow.compiler.preview.sizes import Assumed, Sizes, buffer_sizes
 from rlflow.compiler.trace.compile import compile_flow
 from rlflow.execution.account import RowOutcome
-from rlflow.runs.outcomes import run_account
+from rlflow.runs.outcomes import outcomes_text, run_account
 
 POOLS = "train=2@threads,rollout=2@threads"
 FLOW = load_flow(str(TESTS / "runs" / "flows" / "replayed.py"))
@@ -65,6 +65,8 @@ def test_rows_are_stored_drawn_and_evicted_as_the_account_says(run):
     gone = {"too old": "age", "no room": "room", "not chosen": "choice"}
     for cause, name in gone.items():
         assert list(ends.get(("past", RowOutcome.EVICTED, cause), (0, 0, 0))) == kept[name]
+    assert f"past: 42 rows, {account.stored['past'].tokens} tokens stored" in outcomes_text(account)
+    assert f"past.draw: {drawn.rows} rows, {drawn.tokens} tokens of earlier ones" in outcomes_text(account)
     last = metrics(folder)[-1]
     assert last["past.put/rows"] == 42 - sum(kept[name][1] for name in gone.values()) == 10
     assert [line["past.draw/rows"] for line in metrics(folder)] == [0, 4, 4, 4, 4, 4, 4]
