@@ -109,7 +109,7 @@ def table(key: str = PROMPT_ID, **columns: float) -> Table:
             Problem(
                 "keeps-table",
                 "a table needs the name of its key column, and a number for each of its columns",
-                found=f"table({', '.join([f'key={key!r}', *(f'{n}={v!r}' for n, v in columns.items())])})",
+                found=f"table({', '.join([repr(key), *(f'{n}={v!r}' for n, v in columns.items())])})",
                 expected='table(key="prompt_id", wins=0.0, tries=0.0)',
                 remedy="give each column the number that a key has before anything writes it",
             )

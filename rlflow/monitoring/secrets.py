@@ -197,10 +197,15 @@ def _mask_named_values(text: str) -> str:
         at = end  # after a harmless name, continue there, since the name of a secret may follow
         if _announces(match):
             value = match["quoted"] or PLAIN.match(text, end)[0]  # type: ignore[index]
-            if not NUMBER.fullmatch(value) and MASK not in value:
+            if not NUMBER.fullmatch(value) and MASK not in value and not _column(match["name"], value):
                 pieces.append(f"{quote}{MASK}{quote}")
                 at = end + len(value) + 2 * len(quote)
     return "".join([*pieces, text[at:]])
+
+
+def _column(name: str, value: str) -> bool:
+    """Whether the text names a key of rows, as in table(key="prompt_id") and key=prompts.prompt_id."""
+    return name == "key" and WORD.fullmatch(value) is not None and value.islower()
 
 
 def _announces(match: re.Match[str]) -> bool:

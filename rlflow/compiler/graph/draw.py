@@ -135,6 +135,8 @@ def _reads(graph: Graph, node: Node) -> Iterator[str]:
     for item in node.inputs:
         giver = graph.nodes[item.column.node]
         renamed = f"{item.parameter}=" if item.parameter != item.column.name else ""
+        if node.memory and item.parameter == "key":
+            renamed = "by "  # after key=, the name of a column would be masked as if it were a secret
         yield f"{renamed}{giver.name}.{item.column.name}"
 
 
