@@ -288,8 +288,9 @@ class Graph:
         """The order of the nodes: a directed graph of node ids, with an edge per reason to wait.
 
         Reasons are ``columns`` that a node reads, ``weights`` of a role, and ``effects``, which keep stages
-        with side effects in program order, and reads of memory before its write. A node also waits for
-        whatever makes its rows, even if it reads none of their columns.
+        with side effects in program order, reads of memory before its write, and a node that may skip the
+        iteration before later changes of weights. A node also waits for whatever makes its rows, even if it
+        reads none of their columns.
         """
         graph = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
@@ -308,6 +309,8 @@ class Graph:
             _edge(graph, before, after, "effects", "side effects")
         for before, after, memory in memory_order(self.nodes):
             _edge(graph, before, after, "effects", f"memory '{memory}'")
+        for before, after in skip_order(self.nodes):
+            _edge(graph, before, after, "effects", "may skip the iteration")
         return graph
 
     @cached_property
@@ -386,6 +389,18 @@ def memory_order(nodes: tuple[Node, ...]) -> Iterator[tuple[int, int, str]]:
             for node in nodes[: later.id]:
                 if later.memory in node.memories:
                     yield node.id, later.id, str(later.memory)
+
+
+def skip_order(nodes: tuple[Node, ...]) -> Iterator[tuple[int, int]]:
+    """Yield (before, after) for each node that may skip the iteration and each later one that a skip prevents.
+
+    Otherwise, it would depend on timing whether a skipped iteration changes weights.
+    """
+    for node in nodes:
+        if node.op in (Op.CHOOSE, Op.REPEAT):
+            for later in nodes[node.id + 1 :]:
+                if later.op is Op.UPDATE or later.impure_stage:
+                    yield node.id, later.id
 
 
 def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:

@@ -3,7 +3,7 @@
 import networkx as nx
 import pytest
 
-from rlflow import choose, concat, flow, loss, stage
+from rlflow import choose, concat, flow, loss, row, stage
 from rlflow.compiler.graph.model import Graph, Node, Op, weight_order
 from rlflow.compiler.trace.compile import compile_flow
 
@@ -172,3 +172,29 @@ def test_the_order_has_no_cycle_and_follows_the_program(ppo, repeated):
 
 def test_a_node_knows_its_outputs(ppo):
     assert str(ppo.by_name["gae"].output("returns").kind) == "token float32"
+
+
+@stage(gives={"good": row("bool")})
+def good(scores):
+    return scores > 0.5
+
+
+@loss
+def likelihood(new):
+    return -new.logprobs, {}
+
+
+def test_an_update_waits_for_an_earlier_choice_that_may_skip_the_iteration():
+    """Otherwise, timing would decide whether an iteration in which no row is chosen still trains."""
+
+    @flow
+    def apart(prompts, actor, judge, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        some = choose(batch | good(batch), "good")
+        actor.update(batch, likelihood)
+        judge.update(some, likelihood)
+
+    graph = compile_flow(apart).graph
+    assert "choose" in graph.before("actor.update")
+    assert "actor.update" not in graph.before("choose")
