@@ -142,15 +142,20 @@ class Flow:
             if not isinstance(value, Kept):
                 raise FlowError(self._wrong_keeps(f"{name!r}: {value!r}"))
             if name not in names:
+                taken = name in inspect.signature(self.function).parameters
                 raise FlowError(
                     Problem(
                         "keeps-parameter",
-                        f"flow '{self.name}' keeps '{name}', but has no parameter of that name",
+                        f"flow '{self.name}' keeps '{name}', but that parameter is for its data or settings"
+                        if taken
+                        else f"flow '{self.name}' keeps '{name}', but has no parameter of that name",
                         self.place,
                         found=f"({', '.join(names)})",
-                        expected=f"a parameter {name}",
+                        expected="another name" if taken else f"a parameter {name}",
                         nearest=nearest(name, names),
-                        remedy=f"add {name} to the parameters of {self.name}, after the roles",
+                        remedy="rename it in keeps=, and add a parameter of the new name after the roles"
+                        if taken
+                        else f"add {name} to the parameters of {self.name}, after the roles",
                     )
                 )
         return kept

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rlflow.author.columns import PROMPT_ID, row
 from rlflow.author.schedule import CallSchedule
+from rlflow.author.source_lines import call_place
 from rlflow.errors import FlowError, Problem
 
 NUMBER = row("float32")  # the kind of a table's columns
@@ -109,6 +110,7 @@ def table(key: str = PROMPT_ID, **columns: float) -> Table:
             Problem(
                 "keeps-table",
                 "a table needs the name of its key column, and a number for each of its columns",
+                call_place(),
                 found=f"table({', '.join([repr(key), *(f'{n}={v!r}' for n, v in columns.items())])})",
                 expected='table(key="prompt_id", wins=0.0, tries=0.0)',
                 remedy="give each column the number that a key has before anything writes it",
@@ -137,6 +139,7 @@ def buffer(
             Problem(
                 "keeps-buffer",
                 "a buffer needs a bound: a number of groups or a number of rows",
+                call_place(),
                 found=f"buffer({', '.join([*shown, f'evict={evict!r}'])})",
                 expected='buffer(groups=64), or buffer(rows=512, max_age=8, evict="oldest")',
                 remedy="give either groups or rows, and only whole numbers from 1 on",
@@ -193,6 +196,7 @@ def ema(rate: float) -> Reducer:
             Problem(
                 "keeps-ema",
                 "a moving average keeps a share of its old number",
+                call_place(),
                 found=f"ema({rate!r})",
                 expected="0 or more, and less than 1",
                 remedy="write ema(0.95) to keep 95 % of the old number in each iteration",

@@ -326,6 +326,26 @@ class SymbolicTable:
         """Record a write of columns of the batch, which takes effect when the iteration ends."""
         self._tracer.write(self._name, self._spec, batch, reducers)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise FlowError(self._unknown(f"table '{self._name}' has no method '{name}'", name))
+
+    def __call__(self, *_: Any, **settings: Any) -> Any:
+        """Refuse the call: a table is no role."""
+        raise FlowError(self._unknown(f"table '{self._name}' is called like a role", f"{self._name}(…)"))
+
+    def _unknown(self, message: str, found: str) -> Problem:
+        return Problem(
+            "unknown-verb",
+            message,
+            call_place(),
+            found=found,
+            expected=f"{self._name}.read(batch), or {self._name}.write(batch, …)",
+            nearest=nearest(found, ("read", "write")),
+            remedy=f"use one of these; if {self._name} is a role, give the table another name in keeps=",
+        )
+
     def __repr__(self) -> str:
         return f"<table {self._name}>"
 

@@ -44,6 +44,8 @@ MISTAKES = {
     ),
     "keeps-written": lambda batch, seen: [seen.write(batch | outcomes(batch), wins="add") for _ in range(2)],
     "keeps-stale": lambda batch, seen: seen.read(batch, stale_ok=""),
+    "keeps-ema": lambda batch, seen: seen.write(batch | outcomes(batch), wins=ema(1)),
+    "unknown-verb": lambda batch, seen: seen.raed(batch),
     "missing-column": lambda batch, seen: seen.write(batch, wins="add"),
 }
 
@@ -72,6 +74,7 @@ def test_a_near_name_is_proposed():
         (lambda hp: {"seen": 3}, "keeps"),
         (lambda hp: 1 / 0, "keeps"),
         (lambda hp: {"scene": SEEN["seen"]}, "keeps-parameter"),
+        (lambda hp: {"prompts": SEEN["seen"]}, "keeps-parameter"),
         (lambda hp: {"seen": table(key="prompt_id")}, "keeps-table"),
         (lambda hp: {"seen": table(wins="none")}, "keeps-table"),
     ],
@@ -80,6 +83,17 @@ def test_a_wrong_declaration_is_reported_at_the_flow(keeps, code):
     with pytest.raises(FlowError) as raised:
         compile_flow(kept(lambda batch, seen: None, keeps))
     assert raised.value.problems[0].code == code
+    assert raised.value.problems[0].place.path == __file__
+
+
+def test_a_table_is_no_role():
+    with pytest.raises(FlowError, match="table 'seen' is called like a role"):
+        compile_flow(kept(lambda batch, seen: seen(batch)))
+
+
+def test_a_table_can_not_have_the_name_of_the_data():
+    with pytest.raises(FlowError, match="that parameter is for its data or settings"):
+        compile_flow(kept(lambda batch, seen: None, lambda hp: {"prompts": SEEN["seen"]}))
 
 
 def test_a_rate_must_leave_room_for_new_numbers():
