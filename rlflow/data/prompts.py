@@ -223,7 +223,10 @@ class Prompts:
     def _usable_of(self, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the usable records among ``pairs``, each with its position, and remember the others."""
         self._unreported += self._check_records([record for _, record in pairs])
-        self._skipped |= {place: self.faults[record] for place, record in pairs if record in self.faults}
+        for place, record in pairs:
+            self._skipped.pop(place, None)  # of an iteration that could not draw any record
+            if record in self.faults:
+                self._skipped[place] = self.faults[record]
         return [pair for pair in pairs if pair[1] not in self.faults]
 
     def _check_records(self, index: Iterable[int]) -> list[Fault]:

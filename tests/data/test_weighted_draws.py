@@ -121,6 +121,15 @@ def test_records_that_cannot_be_used_leave_their_positions_empty():
     assert len(list(prompts.untold())) == 2
 
 
+def test_records_of_a_draw_that_failed_are_not_counted():
+    prompts = cursor(2, {0})
+    start = prompts.state()
+    with pytest.raises(SkipIteration):
+        drawn(prompts, 1, 0, [1, 0])
+    assert drawn(prompts, 1, 1, [0, 1]) == [(0, 1)]
+    assert prompts.left_out(start) == {}
+
+
 def test_a_short_draw_is_reported_once():
     prompts = cursor(5)
     assert len(drawn(prompts, 4, 0, [0, 1, math.nan, 1, 0])) == 2
