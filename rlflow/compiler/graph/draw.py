@@ -122,8 +122,7 @@ def followed(node: Node) -> str:
     """Describe how a role's weights follow another's, or return "" for any other node."""
     if not isinstance(node.settings, FollowOptions):
         return ""
-    schedule = "" if node.schedule == ALWAYS else f", {node.schedule}"
-    return f"  <- {node.settings.follows}, mix={node.settings.mix:g}{schedule}"
+    return f"  <- {node.settings.follows}, mix={node.settings.mix:g}"
 
 
 def label(node: Node) -> str:

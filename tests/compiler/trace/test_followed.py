@@ -75,7 +75,7 @@ def test_a_follow_is_a_node_after_the_update_and_after_all_reads():
     assert graph.changed_roles == ("actor", "anchor", "critic")
     assert {use.name: use.follows for use in graph.roles}["anchor"] == "actor"
     assert "anchor.follow" in str(graph)
-    assert "<- actor, mix=0.5, every=3, after=1" in str(graph)
+    assert "<- actor, mix=0.5  every=3, after=1" in str(graph)
 
 
 def test_a_follow_is_part_of_the_identity():
