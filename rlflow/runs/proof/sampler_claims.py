@@ -32,7 +32,9 @@ class SamplerClaims:
 
     def __post_init__(self) -> None:
         graph = self.flow.graph
-        self.roles = [use.name for use in graph.roles if use.trained and use.name in self.engine.models]
+        self.roles = [
+            use.name for use in graph.roles if (use.trained or use.follows) and use.name in self.engine.models
+        ]
         self.close = CLOSE_SHORT if self.short else CLOSE
 
     @property
@@ -61,7 +63,7 @@ class SamplerClaims:
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
-        """Return a context that restores all trained roles on exit.
+        """Return a context that restores all trained roles on exit, and those that follow them.
 
         It restores their weights, optimizers and counters, and sends the weights to the samplers again.
         """

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rlflow.author.batch import Batch
+from rlflow.author.node_options import FollowOptions
 from rlflow.errors import listed
+from rlflow.execution.engine import CallOptions
 from rlflow.runs.proof.claims import Claim, judged
 from rlflow.runs.proof.directions import Direction, learned_rows, pushed
 from rlflow.runs.proof.dry_run import RecordedUpdate
@@ -52,6 +55,7 @@ class WeightsClaims(SamplerClaims):
                 continue
             with self.put_back():
                 yield from self.of_update(update, self.flow.furthest(update.node, dry_run_direction))
+                yield from self.following(update)
         for use in self.flow.graph.roles:
             if use.trained and use.generates and self.has_weights(use.name):
                 with self.put_back():
@@ -223,6 +227,30 @@ class WeightsClaims(SamplerClaims):
                 self.flow.place(update.node),
             )
 
+    def following(self, update: RecordedUpdate) -> Iterator[Claim]:
+        """Check that roles that follow the update's role move towards its new weights as declared."""
+        for node in self.flow.graph.nodes:
+            if not isinstance(node.settings, FollowOptions) or node.settings.follows != update.role:
+                continue
+            role, mix = str(node.role), node.settings.mix
+            before = dict(weights_of(self.do(lambda role=role: copied(self.trainer(role).state()))))
+            other = dict(weights_of(self.do(lambda: copied(self.trainer(update.role).state()))))
+            options = CallOptions(node=node.name)
+            self.do(partial(self.engine.follow, role, update.role, mix, True, options))
+            after = dict(weights_of(self.do(lambda role=role: copied(self.trainer(role).state()))))
+            apart = [far_from_mix(before[name], other[name], tensor, mix) for name, tensor in after.items()]
+            yield judged(
+                "follows",
+                node.name,
+                max(apart) <= 1,
+                (
+                    f"its weights move {mix:g} of the way towards those of '{update.role}'",
+                    f"its weights do not move {mix:g} of the way towards those of '{update.role}'",
+                ),
+                f"difference up to {max(apart):.3g} of rounding",
+                node.place,
+            )
+
     def cuts(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
         """Check that small micro-batches give the same gradient.
 
@@ -355,6 +383,13 @@ def only_rounding(node: str, direction: Direction, new: New) -> Claim | None:
         f"the gradient is only rounding, because {why}",
         f"{followed:.1g} of it is left after cancellation",
     )
+
+
+def far_from_mix(own: Tensor, other: Tensor, after: Tensor, mix: float) -> float:
+    """Return how far ``after`` is from the mean of two tensors, as a share of what float32 may round."""
+    rounding = 4 * torch.finfo(torch.float32).eps * (own.abs() + other.abs())
+    apart = (after - ((1 - mix) * own + mix * other)).abs()
+    return float((apart / rounding.clamp(min=torch.finfo(torch.float32).tiny)).max())
 
 
 def distance(one: State, other: State) -> float:
