@@ -42,7 +42,8 @@ NAMES = sorted(path.stem for path in (ROOT / "algorithms").glob("[!_]*.py"))
 SMALL = {"samples": 3, "max_tokens": 7, "groups": 4, "tries": 20, "overlong": 3, "share": 0.3, "cov_low": 0.0}
 ALSO = {"beta": 0.3, "dual_clip": 1.5}  # features that are off by default and that a number turns on
 WHOLE = 10**9
-UPDATES_ALONE = {"dpo", "reward_model", "sft"}  # these learn from the data's own responses and have no stages
+# these learn from the data's own responses and have no stages
+UPDATES_ALONE = {"dpo", "reward_model", "sft", "tr_dpo"}
 STAGED = [name for name in NAMES if name not in UPDATES_ALONE]
 
 

@@ -33,6 +33,8 @@ SHORT = {
     "prime": {"prompts": 24, "iterations": 6, "hp": {"minibatch": 96}},
     "cispo": {"prompts": 24, "iterations": 6, "hp": {"samples": 8, "minibatch": 96}},
     "dpo": {"iterations": 12},
+    "prorl": {"prompts": 24, "iterations": 6, "hp": {"samples": 8, "minibatch": 96, "reset": 3}},
+    "tr_dpo": {"iterations": 12, "hp": {"tau": 4}},
     "online_dpo": {"prompts": 48, "iterations": 10},
     "distill": {"prompts": 48, "iterations": 8, "hp": {"minibatch": 96}},
     "opo": {"prompts": 16, "iterations": 15, "hp": {}},

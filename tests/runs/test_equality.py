@@ -31,6 +31,7 @@ FLOWS = {
     "prime": {"max_tokens": 6, "minibatch": 16},
     "opo": {"max_tokens": 6, "samples": 4},
     "online_dpo": {"max_tokens": 6, "minibatch": 8},
+    "prorl": {"max_tokens": 6, "minibatch": 16, "samples": 4, "reset": 2},
     "distill": {"max_tokens": 6, "minibatch": 16},
     "gpg": {"max_tokens": 6, "minibatch": 16, "samples": 4},
     "curriculum": {"max_tokens": 6, "minibatch": 8, "samples": 4, "chosen": 2},
@@ -49,7 +50,7 @@ def parameters(engine):
     }
 
 
-PAIRS = {"dpo": {"minibatch": 8}, "reward_model": {"minibatch": 8}}
+PAIRS = {"dpo": {"minibatch": 8}, "tr_dpo": {"minibatch": 8, "tau": 2}, "reward_model": {"minibatch": 8}}
 
 
 QUICK = ("ppo", "grpo", "dapo")  # the others are in the slow tier

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from sources import ROOT
+from sources import ROOT, TASKS
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "algorithms").glob("[a-z]*.py"))
 PPO = (
@@ -157,3 +157,16 @@ def test_every_algorithm_has_a_plan(planned_as, algorithm, pools):
         assert (edge["from_pool"] is None) if whole else (edge["from_pool"] in ranks)
     assert shown["time"]["bound"] <= shown["time"]["makespan"] * (1 + 1e-12)
     assert set(shown["time"]["critical"]) <= set(placed)
+
+
+def test_the_plan_names_the_transfer_to_a_role_that_follows(planned_as):
+    model = TASKS / "arithmetic_model"
+    places = "--actor.pool one --reference.pool two"
+    found = planned_as(f"tr_dpo --model {model} --pools one=2,two=1 {places} --dtype bfloat16 --prompts 4")
+    (edge,) = found.weights
+    assert (edge.role, edge.after, edge.before) == ("actor", "actor.update", ("reference.follow",))
+    assert (edge.from_pool, edge.to_pool) == ("one", "two")
+    (arriving,) = [item for item in found.memory if item.what == "arriving weights"]
+    assert (arriving.role, arriving.pool) == ("reference", "two")
+    assert edge.bytes == arriving.bytes  # float32, to the one rank
+    assert list(planned_as(f"tr_dpo --model {model} --pools all=2 --prompts 4").weights) == []

@@ -185,6 +185,13 @@ class Follows(local.Trainer):
         return local.Trainer.forward(own, batch, want, ahead=ahead)
 
 
+class Unmoved(local.Trainer):
+    """A trainer that shows copies of its weights, which therefore follow nothing."""
+
+    def masters(self):
+        return ((name, tensor.clone()) for name, tensor in super().masters())
+
+
 BACKENDS = {  # fault: (algorithm, settings, side, class, claim that names it)
     "a sampler that no weights reach": ("grpo", {}, "generator", Deaf, "sampler-follows"),
     "adapters that never reach the sampler": ("grpo", {}, "trainer", Merged, "sampler-follows"),
@@ -195,4 +202,5 @@ BACKENDS = {  # fault: (algorithm, settings, side, class, claim that names it)
     "micro-batches that are forgotten": ("grpo", {}, "trainer", LastPass, "micro-batches"),
     "a matrix without gradient": ("grpo", {}, "trainer", Frozen, "parameters"),
     "a reference that follows the actor": ("grpo", {"hp.beta": 0.1}, "every_trainer", Follows, "frozen"),
+    "a reference that does not follow": ("prorl", {"hp.samples": 4}, "every_trainer", Unmoved, "follows"),
 }

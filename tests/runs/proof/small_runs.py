@@ -11,7 +11,8 @@ from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 
 MODEL = f"{next(iter(rlflow.data.tasks.__path__))}/arithmetic_model"
-COLUMNS = {"dpo": {"chosen": " 1", "rejected": " 22"}, "sft": {"completion": " 1"}}
+PAIR = {"chosen": " 1", "rejected": " 22"}
+COLUMNS = {"dpo": PAIR, "tr_dpo": PAIR, "sft": {"completion": " 1"}}
 
 
 def prepared(folder, file, **settings):

@@ -50,6 +50,13 @@ def test_a_run_without_faults_falsifies_nothing_and_is_restored(proven):
 
 
 @pytest.mark.slow
+def test_a_role_that_follows_as_declared_is_no_fault(proven):
+    claims = proven("prorl", **{"hp.max_tokens": 6, "hp.samples": 4})
+    assert falsified(claims) == []
+    assert {"follows", "frozen"} <= {claim.name for claim in claims}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("bar", [5, -5])
 def test_a_threshold_far_from_the_synthetic_scores_is_accepted(tmp_path, proven, bar):
     source = (
