@@ -2,10 +2,12 @@
 
 import dataclasses
 import itertools
+import json
+import signal
 
 import pytest
 import torch
-from run_faults import content, differences, in_child, resumed
+from run_faults import content, differences, in_child, resumed, signal_at
 from sources import TESTS
 
 import rlflow
@@ -171,6 +173,42 @@ def test_a_resumed_run_ends_on_the_same_weights(tmp_path, options):
     assert one.tensors.keys() == other.tensors.keys() >= {"anchor.parameters"}
     assert all(equal(tensors, other.tensors[group]) for group, tensors in one.tensors.items())
     assert one.state == other.state
+
+
+def test_a_run_that_is_killed_while_a_role_follows_resumes_to_the_same_bits(tmp_path):
+    straight = run(tmp_path, "straight", iterations=4)
+
+    def cut():
+        signal_at("anchor.follow", 3, signal.SIGKILL)
+        keywords = SMALL | {"iterations": 4, "save_every": 1, "out": str(tmp_path), "name": "cut"}
+        rlflow.run(FLOW, quiet=True, **keywords)
+
+    assert in_child(cut) == -signal.SIGKILL
+    assert resumed(tmp_path / "cut") == 0
+    assert list(differences(content(tmp_path / "cut"), content(straight))) == []
+
+
+def test_an_evaluation_answers_with_the_weights_that_moved(tmp_path):
+    hp = settings(mix=1.0, every=2)  # moves after iteration 0, and not after iteration 1
+    folder = run(tmp_path, "evaluated", hp, iterations=2, held_out=32, eval_every=1, lr=0.1)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    before, moved, same = [line["evaluation/sampled"] for line in lines if "evaluation/sampled" in line]
+    assert before != moved == same
+
+
+def test_rows_of_a_role_that_follows_have_its_own_versions():
+    """The role moves after iterations 0 and 2."""
+    roles = rlflow.roles(FLOW, settings(answers=True, every=2), **SMALL)
+    try:
+        batches = [FLOW(roles.take(), **roles) for _ in range(4)]
+        versions = [batch["policy_version"][batch["mask"]] for batch in batches]
+        assert [of.unique().tolist() for of in versions] == [[0], [1], [1], [2]]
+    finally:
+        roles.close()
+
+
+def test_a_role_that_follows_samples_ahead_of_training(tmp_path):
+    run(tmp_path, "ahead", settings(answers=True), pools="train=1@threads,rollout=1@threads", staleness=1)
 
 
 def test_the_null_backend_follows_too(tmp_path):

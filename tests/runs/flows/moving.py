@@ -51,3 +51,4 @@ def moving(prompts, actor, anchor, reward, hp=Settings()):
     batch |= anchor.logprobs(batch, gives="ref_logprobs")
     batch |= compare(batch)
     actor.update(batch, policy_loss, after=hp.begin)
+    return batch
