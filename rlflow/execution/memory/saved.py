@@ -83,7 +83,8 @@ def restored(
 ) -> dict[str, KeptMemory]:
     """Return the memory that ``saved`` returned as ``state`` and ``files``.
 
-    ``memory``: what the flow keeps, in whatever state. Raises PlanError if a table has other columns.
+    ``memory``: what the flow keeps, in whatever state. A table that was not saved, which only a fork can have,
+    is empty. Raises PlanError if a table has other columns.
     """
     return {
         name: restored_buffer(name, kept, state.get(name), files, engine)
@@ -95,13 +96,15 @@ def restored(
 
 def _restored(name: str, table: KeptTable, state: Saved | None, files: Mapping[str, bytes]) -> KeptTable:
     columns = [column for column, _ in table.spec.columns]
-    if state is None or state["columns"] != columns:
+    if state is None:
+        return KeptTable(table.spec, table.lag)
+    if state["columns"] != columns:
         raise PlanError.of(
             "checkpoint-memory",
-            f"the checkpoint does not have the table '{name}' of this flow",
-            found=f"columns {', '.join(state['columns'])}" if state else "no such table",
+            f"the table '{name}' in the checkpoint has other columns than in this flow",
+            found=f"columns {', '.join(state['columns'])}",
             expected=f"columns {', '.join(columns)}",
-            remedy="resume with the flow of the run, or start a new run",
+            remedy="declare these columns, or give the table another name, so that it starts empty",
         )
     parts = []
     for first, last in state["parts"]:

@@ -44,15 +44,18 @@ def restored_buffer(
 ) -> KeptBuffer:
     """Return the buffer that ``saved_buffer`` returned as ``state`` and ``files``, with its rows on the engine.
 
-    ``buffer``: the buffer of the flow, in whatever state. Raises PlanError if the saved buffer is another one.
+    ``buffer``: the buffer of the flow, in whatever state. A buffer that was not saved, which only a fork can
+    have, is empty. Raises PlanError if the saved buffer is another one.
     """
-    if state is None or (state["buffer"], state["names"]) != (str(buffer.spec), list(buffer.names)):
+    if state is None:
+        return KeptBuffer.empty(buffer.spec, buffer.names)
+    if (state["buffer"], state["names"]) != (str(buffer.spec), list(buffer.names)):
         raise PlanError.of(
             "checkpoint-memory",
-            f"the checkpoint does not have the buffer '{name}' of this flow",
-            found=f"{state['buffer']}; it draws by {listed(state['names'])}" if state else "no such buffer",
+            f"the checkpoint has another buffer '{name}' than this flow",
+            found=f"{state['buffer']}; it draws by {listed(state['names'])}",
             expected=f"{buffer.spec}; it draws by {listed(buffer.names)}",
-            remedy="resume with the flow of the run, or start a new run",
+            remedy="declare this buffer, or give yours another name, so that it starts empty",
         )
     puts = [PutRows.opened(engine, iteration, pool, files[file]) for iteration, pool, file in state["puts"]]
     return KeptBuffer(

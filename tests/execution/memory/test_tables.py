@@ -131,9 +131,15 @@ def test_only_new_parts_get_new_files():
     assert len(second) == len(first) + 1
 
 
+def test_a_table_that_a_fork_adds_starts_empty():
+    kept = empty([MemorySlot("seen", SPEC)], 1)
+    added = restored(kept, {}, {}, ENGINE)["seen"]
+    assert (len(added), added.lag) == (0, 1)
+
+
 def test_another_table_than_the_saved_one_is_refused():
     kept = empty([MemorySlot("seen", SPEC)], 0)
     state, files = saved(kept, ENGINE)
     other = empty([MemorySlot("seen", table(key="key", other=0.0))], 0)
-    with pytest.raises(PlanError, match="does not have the table 'seen'"):
+    with pytest.raises(PlanError, match="the table 'seen' in the checkpoint has other columns"):
         restored(other, state, files, ENGINE)
