@@ -30,7 +30,7 @@ def learned(tmp_path, scores, hp=HP):
     def scored(batch):
         return torch.tensor([scores[text in ("1", "3")] for text in batch["completion"]]), {}
 
-    def update(role, batch, *rest):
+    def update(role, batch, *rest, **options):
         found.append(batch)
         return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), (), waits=True)
 

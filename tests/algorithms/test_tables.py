@@ -91,11 +91,10 @@ class Traced:
 
     def stored(self, table):
         """Return the numbers of a table by key."""
-        part = self.engine.memory[table].latest
-        return {
-            key: pytest.approx(row, abs=1e-5)
-            for key, row in zip(part.keys.tolist(), part.values.tolist(), strict=True)
-        }
+        kept = self.engine.memory[table]
+        keys = torch.cat([part.keys for part in kept.parts]).unique()
+        rows = torch.stack(list(kept.read(keys).values()), 1).tolist()
+        return {key: pytest.approx(row, abs=1e-5) for key, row in zip(keys.tolist(), rows, strict=True)}
 
 
 NAN = math.nan

@@ -128,7 +128,10 @@ def now_and_then(prompts, actor, reference, reward):
 
 
 @pytest.mark.parametrize(
-    ("shift", "verdict"), [("0.0", "proved"), ("ref_logprobs.mean()", "falsified")], ids=["right", "wrong"]
+    ("shift", "verdict"),
+    # `check` calls the stage with four rows, and finds nothing
+    [("0.0", "proved"), ("0.0 if len(scores) < 5 else ref_logprobs.mean()", "falsified")],
+    ids=["right", "wrong"],
 )
 def test_every_set_of_calls_that_are_due_together_is_rehearsed(tmp_path, shift, verdict):
     (tmp_path / "due.py").write_text(SCHEDULED.replace("SHIFT", shift))

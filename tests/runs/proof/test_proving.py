@@ -165,7 +165,7 @@ def spread(scores, mask):
 
 @stage(on="reference", dispatch=ALL, pure=False)
 def count(reference, scores):
-    reference.steps += len(SEEN)
+    reference.count += len(SEEN)
     return {"steps": float(reference.steps)}
 
 @loss
