@@ -18,6 +18,7 @@ from rlflow.author.source_lines import call_place
 from rlflow.errors import FlowError, Problem
 
 NUMBER = row("float32")  # the kind of a table's columns
+LARGEST = 3.4028234663852886e38  # of the numbers that float32 can hold
 OLDEST = "oldest"
 Rule = Literal["add", "last", "max", "min", "ema", "set"]
 
@@ -101,15 +102,16 @@ REDUCERS = {name: Reducer(name) for name in ("add", "last", "max", "min", "set")
 def table(key: str = PROMPT_ID, **columns: float) -> Table:
     """Declare a table that a flow keeps: float32 numbers for each value of an int64 row column.
 
-    ``key``: the column with each row's key. ``columns``: name → number of a key that was never written.
-    Raises FlowError if there are no columns or a default isn't a number.
+    ``key``: the column with each row's key, but not ``group``, whose numbers mean nothing in other
+    iterations. ``columns``: name → number of a key that was never written. Raises FlowError for another key,
+    if there are no columns, or if a default isn't a finite number.
     """
     wrong = {name: value for name, value in columns.items() if not _is_number(value)}
-    if not isinstance(key, str) or not columns or wrong:
+    if not isinstance(key, str) or key == "group" or not columns or wrong:
         raise FlowError(
             Problem(
                 "keeps-table",
-                "a table needs the name of its key column, and a number for each of its columns",
+                "a table needs a key column that means the same in each iteration, and numbers as defaults",
                 call_place(),
                 found=f"table({', '.join([repr(key), *(f'{n}={v!r}' for n, v in columns.items())])})",
                 expected='table(key="prompt_id", wins=0.0, tries=0.0)',
@@ -206,7 +208,13 @@ def ema(rate: float) -> Reducer:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    """Return True for a number that float32 can hold."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and abs(value) <= LARGEST
+    )
 
 
 def _is_count(value: Any, least: int) -> bool:

@@ -12,6 +12,7 @@ from rlflow.compiler.graph.model import Graph, MemorySlot, Node, Op, all_nodes
 from rlflow.compiler.trace.graph_recorder import StoredColumns
 from rlflow.errors import Place, Problem, listed, nearest
 
+SCHEDULE = ("every", "after")  # settings of calls that have a schedule; calls of tables have none
 KNOWN = (*REDUCERS, "ema(rate)")
 VERBS = {Op.READ: "reads", Op.WRITE: "writes"}
 NEEDED = ("prompt_tokens", "tokens", "mask")  # columns that rows must have to be put into a buffer
@@ -72,7 +73,11 @@ def write_problems(
                 found=column,
                 expected=f"one of {listed(columns)}",
                 nearest=close,
-                remedy=f"write '{close}'" if close else f"add {column}=0.0 to table(…) in @flow(keeps=…)",
+                remedy=f"write '{close}'"
+                if close
+                else "leave it out: the call is due where its rows are"
+                if column in SCHEDULE
+                else f"add {column}=0.0 to table(…) in @flow(keeps=…)",
             )
         if not isinstance(reducer, Reducer) and reducer not in REDUCERS:
             close = nearest(reducer, REDUCERS) if isinstance(reducer, str) else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from rlflow.author.columns import PROMPT_ID, Kind, Level
-from rlflow.author.methods import METHODS
+from rlflow.author.methods import METHODS, unknown_setting
 from rlflow.author.node_options import DrawOptions
 from rlflow.author.signature import REQUIRED
 from rlflow.author.source_lines import call_place
@@ -318,8 +318,12 @@ class SymbolicTable:
         self._name = name
         self._spec = spec
 
-    def read(self, batch: Any, *, stale_ok: str | None = None) -> Any:
+    def read(self, batch: Any, *, stale_ok: str | None = None, **unknown: Any) -> Any:
         """Record a read of the table's numbers for the key of each row."""
+        problems = (
+            unknown_setting(f"{self._name}.read", name, {"stale_ok": None}, call_place()) for name in unknown
+        )
+        self._tracer.report(*problems)
         return self._tracer.read(self._name, self._spec, batch, stale_ok)
 
     def write(self, batch: Any, **reducers: Any) -> None:

@@ -77,7 +77,8 @@ class KeptTable:
         ``keys``: int64 [rows]. ``columns``: the numbers of each row by column, [rows]; NaN writes nothing.
         ``paths``: int64 [rows, 2 or more], the path of each row (see ``Axis.keys``). Rows are combined in the
         order of place in the data, sample number and order on the axis, so the result doesn't depend on
-        where rows are stored. Raises ValueError if ``set`` gets different numbers for one key.
+        where rows are stored. Raises ValueError if ``set`` gets different numbers for one key, or if float32
+        can't hold a number.
         """
         order = _in_order(paths)
         changed, slots = torch.unique(keys[order], return_inverse=True)
@@ -91,6 +92,7 @@ class KeptTable:
                 values[:, place] = _reduced(
                     reducers[name], values[:, place].double(), slots[known], fresh[known], name, changed
                 ).float()
+                _check_finite(name, values[:, place], changed)
         part = TablePart(iteration, iteration, changed[touched], values[touched])
         if not len(part.keys):
             return self
@@ -125,6 +127,17 @@ class KeptTable:
 
 
 _NO_KEYS = torch.zeros(0, dtype=torch.int64)
+
+
+def _check_finite(name: str, values: Tensor, keys: Tensor) -> None:
+    """Raise ValueError if a column, [keys], has a number that float32 can't hold."""
+    wrong = (~values.isfinite()).nonzero()[:, 0]
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(
+            f"'{name}' of key {int(keys[row])} would become {float(values[row])}, expected a number that float32 "
+            "can hold; NaN writes nothing"
+        )
 
 
 def _in_order(paths: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ MISTAKES = {
         seen.read(batch),
     ),
     "keeps-written": lambda batch, seen: [seen.write(batch | outcomes(batch), wins="add") for _ in range(2)],
+    "unknown-setting": lambda batch, seen: seen.read(batch, every=2),
     "keeps-stale": lambda batch, seen: seen.read(batch, stale_ok=""),
     "keeps-ema": lambda batch, seen: seen.write(batch | outcomes(batch), wins=ema(1)),
     "unknown-verb": lambda batch, seen: seen.raed(batch),
@@ -77,6 +78,8 @@ def test_a_near_name_is_proposed():
         (lambda hp: {"prompts": SEEN["seen"]}, "keeps-parameter"),
         (lambda hp: {"seen": table(key="prompt_id")}, "keeps-table"),
         (lambda hp: {"seen": table(wins="none")}, "keeps-table"),
+        (lambda hp: {"seen": table(wins=1e300)}, "keeps-table"),
+        (lambda hp: {"seen": table(key="group", wins=0.0)}, "keeps-table"),
     ],
 )
 def test_a_wrong_declaration_is_reported_at_the_flow(keeps, code):

@@ -123,6 +123,14 @@ def test_rows_of_one_key_must_agree_on_the_number_to_set():
         one.written(0, keys, {"level": torch.tensor([5.0, 6.0])}, rules, paths)
 
 
+def test_a_number_that_float32_cannot_hold_is_refused():
+    one = KeptTable(table(key="key", total=3e38))
+    keys, paths = torch.tensor([3]), torch.tensor([[0, 0]])
+    for number in (3e38, float("inf")):
+        with pytest.raises(ValueError, match="'total' of key 3 would become inf"):
+            one.written(0, keys, {"total": torch.tensor([number])}, {"total": REDUCERS["add"]}, paths)
+
+
 def test_only_new_parts_get_new_files():
     kept = after(KeptTable(SPEC), 0, [(0, 0, 1, 1.0), (1, 0, 2, 1.0), (2, 0, 3, 1.0)])
     _, first = saved({"seen": kept}, ENGINE)
