@@ -49,6 +49,7 @@ SHORT = {
     "gpg": {"prompts": 24, "iterations": 10, "hp": {"samples": 8, "minibatch": 96}},
     "curriculum": {"prompts": 48, "iterations": 6, "hp": {"chosen": 24, "minibatch": 96}},
     "selfplay": {"prompts": 24, "iterations": 7, "hp": {"minibatch": 108}},
+    "expert_iteration": {"prompts": 24, "iterations": 6, "hp": {"replayed": 24, "minibatch": 48}},
     "replay_grpo": {"prompts": 24, "iterations": 6, "hp": {"replayed": 24, "minibatch": 96}},
     "spo": {"prompts": 192, "iterations": 6, "hp": {"minibatch": 96}},
 }

@@ -1,4 +1,4 @@
-"""Replay: which groups three iterations draw, train on and store, computed by hand."""
+"""Replay: which rows three iterations draw, train on and store, computed by hand."""
 
 import dataclasses
 import math
@@ -87,3 +87,28 @@ def test_three_iterations_by_hand(replay):
     # group 0 would be three iterations old; of two groups without spread, the older one leaves
     assert stored(kept()) == [(2, 1.4142, 1)] * 2 + [(5, 0.0, 0)] * 2
     assert (kept().totals.age.rows, kept().totals.choice.rows) == (2, 6)
+
+
+def test_expert_iteration_learns_from_a_growing_set():
+    """A right response is learned from in its own iteration, and can be drawn in the next ones."""
+    flow, learned = load_flow("expert_iteration"), []
+    hp = dataclasses.replace(flow.parameters.hp, samples=2, replayed=8, kept=4, max_tokens=4, minibatch=100)
+    with rlflow.roles(flow, hp, backend="null", held_out=0, prompts=2) as roles:
+        engine = roles.prepared.engine
+        update = engine.update
+
+        def recorded(role, batch, *rest, **options):
+            learned.append(batch.axis.keys[:, :2].tolist())
+            return update(role, batch, *rest, **options)
+
+        engine.update = recorded
+        for scores in ([1.0, 0.0, 1.0, 1.0], [0.0, 1.0, float("nan"), 0.5], [1.0, 1.0, 0.0, 0.0]):
+            scored = lambda batch, given=scores: (torch.tensor(given), {})  # noqa: E731
+            engine.scorers = dict.fromkeys(engine.scorers, scored)
+            flow(roles.take(), **roles)
+        kept = engine.buffer("solved")
+    first, second, third = [[0, 0], [1, 0], [1, 1]], [[2, 1]], [[4, 0], [4, 1]]
+    assert learned == [first, second + first, third + first + second]
+    # of six right responses, the two oldest have left
+    assert kept.entries.row.tolist() == [2, 3, 4, 5]
+    assert kept.totals.room.rows == 2

@@ -36,6 +36,14 @@ FLOWS = {
     "gpg": {"max_tokens": 6, "minibatch": 16, "samples": 4},
     "curriculum": {"max_tokens": 6, "minibatch": 8, "samples": 4, "chosen": 2},
     "selfplay": {"max_tokens": 6, "minibatch": 9, "samples": 2},
+    "expert_iteration": {
+        "max_tokens": 6,
+        "minibatch": 8,
+        "samples": 4,
+        "replayed": 4,
+        "kept": 16,
+        "threshold": 0.5,
+    },
     "replay_grpo": {"max_tokens": 6, "minibatch": 16, "samples": 4, "replayed": 2, "kept": 8},
     "spo": {"max_tokens": 6, "minibatch": 2},
 }
