@@ -24,6 +24,7 @@ ANY = {
     "selfplay.correct",
     "selfplay.malformed",
     "selfplay.wrong",
+    "expert_iteration.threshold",
     "spo.prior",
     "topr.baseline",
     "Options.staleness",
