@@ -20,7 +20,7 @@ SMALL = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_follow_like_threads(tmp_path, ray_address):
     found = []
     for name, keywords in (

@@ -158,7 +158,7 @@ def test_a_worker_may_die_in_any_forward_reward_or_stage(tmp_path, ray_address):
     assert_nothing_left(run)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_rows_that_a_flow_keeps_survive_the_worker_that_stores_them(tmp_path, ray_address):
     options = {"ray_address": ray_address, "pools": "train=1,rollout=1", "iterations": 5, "save_every": 1}
@@ -229,7 +229,9 @@ def test_repeated_deaths_end_a_run_that_can_be_resumed(tmp_path, ray_address):
     small = {"pools": "all=1", "backend": "null", "save_every": 1, "ray_address": ray_address}
     run = Ended(tmp_path / "died", {"stage of judge": list(range(2, 100))}, small)
     assert f"the run gives up: {DEATHS} deaths without a finished iteration in between" in run.failure
-    assert re.search(r"stage '(judge|critic\.update)' failed in iteration 1", run.failure)  # both run then
+    assert re.search(
+        r"stage '(judge|critic\.update|seen\.write)' failed in iteration 1", run.failure
+    )  # both run then
     assert len(run.notes) == DEATHS - 1
     assert_nothing_left(run)
     (tmp_path / "died" / "fault.json").write_text("{}")

@@ -74,7 +74,14 @@ def test_rows_are_stored_drawn_and_evicted_as_the_account_says(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"pools": POOLS}, {"pools": POOLS, "staleness": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"pools": POOLS}, marks=pytest.mark.long),
+        pytest.param({"pools": POOLS, "staleness": 1}, marks=pytest.mark.long),
+    ],
+)
 def test_a_run_that_is_killed_and_resumed_ends_on_the_same_bits(run, options):
     straight = run("straight", **options)
     for node in ("past.draw", "past.put", "actor.update"):
@@ -104,7 +111,7 @@ def rows_of(folder):
     return load_latest(folder).snapshot.files["memory/past.rows"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_draw_of_no_rows_changes_nothing(run):
     """Neither the draw nor the put nor joining with no rows changes a random draw, an update or a metric."""
     none = dataclasses.replace(FLOW.parameters.hp, replayed=0)
@@ -163,7 +170,7 @@ def test_drawn_rows_in_a_ratio_need_their_sampled_logprobs():
     assert list(stale_problems(replaying(LOSS), 0)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_drawn_rows_are_in_no_summary_of_the_sampled_rows(run):
     """Older weights sampled them, so they would look like a sampler that differs from the trainer."""
     folder = run("trained", backend="local", iterations=3, lr=0.1)

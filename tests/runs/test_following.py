@@ -106,7 +106,15 @@ def test_a_role_that_was_not_updated_is_not_followed():
     assert traced(settings(begin=2), backend="null")[1] == [0, 0, 1]
 
 
-@pytest.mark.parametrize("changes", [{}, {"mix": 1.0, "every": 2}, {"when": True}, {"answers": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"when": True},
+        pytest.param({}, marks=pytest.mark.long),
+        pytest.param({"mix": 1.0, "every": 2}, marks=pytest.mark.long),
+        pytest.param({"answers": True}, marks=pytest.mark.long),
+    ],
+)
 def test_eager_flows_follow_in_the_same_way(changes):
     planned, eager = traced(settings(**changes)), traced(settings(**changes), eager=True)
     assert planned[1] == eager[1]
@@ -140,7 +148,12 @@ def run(tmp_path, name, hp=None, **keywords):
 
 @pytest.mark.parametrize("where", POOLS)
 @pytest.mark.parametrize(
-    "changes", [{}, {"answers": True}, {"actor.lora": 4}], ids=["plain", "samples", "lora"]
+    "changes",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"answers": True}, id="samples", marks=pytest.mark.long),
+        pytest.param({"actor.lora": 4}, id="lora", marks=pytest.mark.long),
+    ],
 )
 def test_one_rank_of_each_pool_is_bit_equal_to_one_process(tmp_path, where, changes):
     hp = settings(answers=changes.get("answers", False))
@@ -175,6 +188,7 @@ def test_a_resumed_run_ends_on_the_same_weights(tmp_path, options):
     assert one.state == other.state
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_while_a_role_follows_resumes_to_the_same_bits(tmp_path):
     straight = run(tmp_path, "straight", iterations=4)
 

@@ -75,7 +75,7 @@ def test_a_record_that_was_never_written_has_the_weight_of_the_defaults():
             r"record 3 of the data has the weight -2 .--prompts-by seen\.wins.*0 or more",
         ),
         ("seen.gain", [1.0, -2.0], r"stage 'gain' failed in iteration 4 on 2 rows: record 3 .* weight -18"),
-        ("seen.gain", [1.0, math.inf], "record 3 of the data has the weight inf"),
+        ("seen.gain", [1.0, 2e38], "record 3 of the data has the weight inf"),
         ("seen.lost", [1.0, 9.0], "record 3 of the data has the weight -6"),
         ("seen.level", [1.0, 1.0], "found shape|a number per row"),
     ],
