@@ -88,7 +88,7 @@ FAULTS = {"critique": {"generate of verifier, 1": [1]}, "vine": {"cut, 1": [1]}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(FAULTS))
+@pytest.mark.parametrize("name", ["critique", pytest.param("vine", marks=pytest.mark.long)])
 def test_rows_of_repeated_iterations_are_counted_once(tmp_path, ray_address, name):
     shutil.copy(DYING, tmp_path)
     (tmp_path / "fault.json").write_text(json.dumps(FAULTS[name]))

@@ -138,7 +138,7 @@ def straight(ray_address, tmp_path_factory):
     return of
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_worker_may_die_in_any_forward_reward_or_stage(tmp_path, ray_address):
     """One death in each iteration, at the first call of its kind, while parts of models are offloaded; these

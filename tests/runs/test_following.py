@@ -177,7 +177,13 @@ def test_several_ranks_follow(pools):
     assert versions == [1, 2]
 
 
-@pytest.mark.parametrize("options", [{}, POOLS["two pools"]], ids=["here", "pools"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="here", marks=pytest.mark.long),
+        pytest.param(POOLS["two pools"], id="pools"),
+    ],
+)
 def test_a_resumed_run_ends_on_the_same_weights(tmp_path, options):
     straight = run(tmp_path, "straight", **options, iterations=4)
     cut = run(tmp_path, "cut", **options, iterations=2)

@@ -20,7 +20,7 @@ def lines(count):
     return "".join(json.dumps({"question": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(count))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_keeps_the_commits_that_it_was_started_with(tmp_path):
     def rlflow(*words):
         given = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}

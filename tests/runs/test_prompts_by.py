@@ -106,7 +106,14 @@ def test_an_eager_flow_draws_the_same_prompts(keywords, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"pools": POOLS}, {"pools": POOLS, "staleness": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"pools": POOLS}, marks=pytest.mark.long),
+        pytest.param({"pools": POOLS, "staleness": 2}, marks=pytest.mark.long),
+    ],
+)
 def test_a_killed_run_draws_the_same_prompts(run, keywords, tmp_path, options):
     """With iterations ahead, the checkpoint has rows of prompts that were drawn by older visits than it has."""
     straight = run("straight", **options)
