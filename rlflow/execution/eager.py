@@ -18,13 +18,13 @@ from rlflow.author.figures import Figure, Of
 from rlflow.author.flow import Flow
 from rlflow.author.joint import joined, specification
 from rlflow.author.loss import Loss
-from rlflow.author.memory import NUMBER, Kept, Table, follows
+from rlflow.author.memory import Kept, follows
 from rlflow.author.node_options import ChooseOptions, ConcatOptions, EncodeOptions, UpdateOptions
 from rlflow.author.scope import AskWay, symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source_lines import call_place, definition_place
 from rlflow.author.stage import Stage
-from rlflow.compiler.trace import column_rules, memory_rules, repeat_rules, rules
+from rlflow.compiler.trace import column_rules, repeat_rules, rules
 from rlflow.compiler.trace.row_tracer import ASK_GIVES, ENCODE_GIVES, LEFT_BEHIND, OLD_RESPONSE
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import RowAccount
@@ -151,7 +151,7 @@ def prepared(
     )
 
 
-def _reading(column: str, kind: Kind) -> Signature:
+def reading(column: str, kind: Kind) -> Signature:
     """Return the signature of a function that reads only this column."""
     return Signature((ColumnParameter(column, kind, False),), {}, False)
 
@@ -356,7 +356,7 @@ class Session:
             return without_rows(batch, ASK_GIVES[way])
         batch = there(batch)
         kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
-        check_columns("ask", _reading(column, kind), batch, place, None)
+        check_columns("ask", reading(column, kind), batch, place, None)
         inputs = {"until" if way == "until" else "text": batch.data[column]}
         inputs |= {
             name: batch.data[name]
@@ -406,7 +406,7 @@ class Session:
         _, node = self.next_call("choose")
         if self.follows(batch, column):
             return without_rows(batch)
-        check_columns("choose", _reading(column, row if options.count else row("bool")), batch, place, None)
+        check_columns("choose", reading(column, row if options.count else row("bool")), batch, place, None)
         rows, metrics = self.engine.choose(Batch(batch.axis, {"by": batch.data[column]}), options)
         self.log(node, metrics)
         if not len(rows) and not self.within:
@@ -493,6 +493,12 @@ class Session:
         return Batch(prompts.axis.unmade(), none_of(columns))
 
 
+def session_of(engine: Engine) -> Session:
+    """Return the session of the running flow, or a new one for a call outside any flow."""
+    session = scope.current()
+    return session if isinstance(session, Session) else Session(engine)
+
+
 class Role:
     """A role in an eager flow, with methods such as `generate` and `update`. Each call runs immediately."""
 
@@ -509,9 +515,7 @@ class Role:
         return f"<role {self._name}>"
 
     def _call(self, method: str) -> tuple[Session, int, str]:
-        session = scope.current()
-        if not isinstance(session, Session):
-            session = Session(self._engine)
+        session = session_of(self._engine)
         return (session, *session.next_call(f"{self._name}.{method}" if method else self._name))
 
     def generate(self, prompts: Batch, **settings: Any) -> Batch:
@@ -627,72 +631,13 @@ def resets(node: str, batch: Batch, column: str | None) -> bool:
     """
     if column is None or (column in batch and batch.data[column].value is None):
         return False
-    check_columns(node, _reading(column, Kind(Level.SCALAR)), batch, call_place(), None)
+    check_columns(node, reading(column, Kind(Level.SCALAR)), batch, call_place(), None)
     return bool(batch.data[column].value)
 
 
 # columns that must be there if a batch of prompts, or of rows to score, has them
 MODEL_PROMPTS = ("prompt_tokens", "prefix_length")
 REWARD_READS = (*methods.MODEL_READS, "completion", *methods.OF_EPISODES, *OF_PROMPTS)
-
-
-class Memory:
-    """A table in an eager flow. Each call runs immediately, but writes take effect when the iteration ends."""
-
-    def __init__(self, name: str, engine: Engine) -> None:
-        self._name = name
-        self._engine = engine
-
-    def __repr__(self) -> str:
-        return f"<table {self._name}>"
-
-    @property
-    def _spec(self) -> Table:
-        return self._engine.table(self._name).spec
-
-    def _call(self, method: str, batch: Any) -> tuple[Session, str, Batch]:
-        """Count a call of ``method``. Return its session, the name of its node, and the batch."""
-        session = scope.current()
-        if not isinstance(session, Session):
-            session = Session(self._engine)
-        _, node = session.next_call(f"{self._name}.{method}")
-        batch = real(node, batch)
-        check_columns(node, _reading(self._spec.key, row("int64")), batch, call_place(), None)
-        return session, node, batch
-
-    def read(self, batch: Batch, *, stale_ok: str | None = None) -> Batch:
-        """Return the table's numbers for the key of each row.
-
-        ``stale_ok``: why the numbers may be old when rows are sampled ahead of training. It has no effect
-        here.
-        """
-        session, node, batch = self._call("read", batch)
-        FlowError.refuse(memory_rules.reason(node, stale_ok, call_place()))
-        if self._name in session.memory:
-            raise FlowError(memory_rules.read_late(node, self._name, None, call_place()))
-        if session.follows(batch, self._spec.key):
-            return Batch(batch.axis, none_of(dict.fromkeys((name for name, _ in self._spec.columns), NUMBER)))
-        with failing(node, self._engine.iteration, batch, call_place()):
-            return self._engine.read(self._name, Batch(batch.axis, {"key": batch.data[self._spec.key]}))
-
-    def write(self, batch: Batch, **reducers: Any) -> None:
-        """Write columns of the batch. ``reducers``: how the numbers of a key are combined, by column."""
-        session, node, batch = self._call("write", batch)
-        FlowError.refuse(memory_rules.write_problems(node, self._name, self._spec, reducers, call_place()))
-        if self._name in session.memory or session.within:
-            raise FlowError(memory_rules.written_again(node, self._name, None, call_place()))
-        chosen = {column: memory_rules.reducer_of(reducer) for column, reducer in reducers.items()}
-        if session.follows(batch, self._spec.key, *chosen):
-            return
-        for column in chosen:
-            check_columns(node, _reading(column, row), batch, call_place(), None)
-        rows = Batch(
-            batch.axis,
-            {"key": batch.data[self._spec.key], **{column: batch.data[column] for column in chosen}},
-        )
-        with failing(node, self._engine.iteration, rows, call_place()):
-            session.memory[self._name], metrics = self._engine.write(self._name, rows, chosen)
-        session.log(node, metrics)
 
 
 def update_reads(loss: Loss) -> tuple[str, ...]:

@@ -26,8 +26,8 @@ from rlflow.config.roles.rewards import RewardNames, Rewards
 from rlflow.data.data_spec import parse_sources
 from rlflow.data.first_records import Undecided, open_first
 from rlflow.errors import FlowError, PlanError, Problem
-from rlflow.execution.eager import Memory, Role
-from rlflow.execution.eager_buffer import EagerBuffer
+from rlflow.execution.eager import Role
+from rlflow.execution.eager_memory import EagerBuffer, EagerTable
 from rlflow.execution.memory.buffers import KeptBuffer
 from rlflow.monitoring.secrets import remember
 from rlflow.monitoring.trackers import check_tracker
@@ -182,13 +182,13 @@ def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
     )
 
 
-def _memory(name: str, context: RunContext) -> Memory | EagerBuffer:
+def _memory(name: str, context: RunContext) -> EagerTable | EagerBuffer:
     """Return the object that an eager flow gets for something that it keeps."""
     engine, graph = context.engine, context.plan.graph
     return (
         EagerBuffer(name, engine, graph)
         if isinstance(engine.memory[name], KeptBuffer)
-        else Memory(name, engine)
+        else EagerTable(name, engine)
     )
 
 

@@ -13,7 +13,8 @@ from rlflow.author.memory import stores
 from rlflow.backends.null import Generator, Score, Trainer
 from rlflow.compiler.passes import plan
 from rlflow.compiler.trace.compile import compile_flow
-from rlflow.execution.eager import Memory, Role, Session
+from rlflow.execution.eager import Role, Session
+from rlflow.execution.eager_memory import EagerTable
 from rlflow.execution.executor import Executor
 from rlflow.execution.local_engine import LocalEngine
 from rlflow.execution.memory.tables import KeptTable
@@ -106,7 +107,7 @@ class World:
         return self.flow(
             self.stream.take(count),
             **{name: Role(name, self.engine) for name in self.flow.parameters.roles},
-            **{name: Memory(name, self.engine) for name in self.flow.parameters.memories},
+            **{name: EagerTable(name, self.engine) for name in self.flow.parameters.memories},
             **hp,
         )
 

@@ -1,13 +1,13 @@
-"""Buffers in eager flows."""
+"""Tables and buffers in eager flows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rlflow.author import scope
 from rlflow.author.batch import Batch, empty
 from rlflow.author.columns import Kind, row, standard_kind
-from rlflow.author.memory import Buffer
+from rlflow.author.memory import NUMBER, Buffer, Table
 from rlflow.author.node_options import DrawOptions
 from rlflow.author.signature import ColumnParameter, Signature
 from rlflow.author.source_lines import call_place
@@ -15,9 +15,67 @@ from rlflow.compiler.graph.model import Graph, Op
 from rlflow.compiler.trace import memory_rules
 from rlflow.errors import FlowError
 from rlflow.execution.apply import failing
-from rlflow.execution.eager import Session, check_columns, real
+from rlflow.execution.eager import Session, check_columns, reading, real, session_of
 from rlflow.execution.engine import Engine
 from rlflow.execution.memory.buffers import KeptBuffer
+from rlflow.execution.not_due import none_of
+
+
+class EagerTable:
+    """A table in an eager flow. Each call runs immediately, but writes take effect when the iteration ends."""
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self._name = name
+        self._engine = engine
+
+    def __repr__(self) -> str:
+        return f"<table {self._name}>"
+
+    @property
+    def _spec(self) -> Table:
+        return self._engine.table(self._name).spec
+
+    def _call(self, method: str, batch: Any) -> tuple[Session, str, Batch]:
+        """Count a call of ``method``. Return its session, the name of its node, and the batch."""
+        session = session_of(self._engine)
+        _, node = session.next_call(f"{self._name}.{method}")
+        batch = real(node, batch)
+        check_columns(node, reading(self._spec.key, row("int64")), batch, call_place(), None)
+        return session, node, batch
+
+    def read(self, batch: Batch, *, stale_ok: str | None = None) -> Batch:
+        """Return the table's numbers for the key of each row.
+
+        ``stale_ok``: why the numbers may be old when rows are sampled ahead of training. It has no effect
+        here.
+        """
+        session, node, batch = self._call("read", batch)
+        FlowError.refuse(memory_rules.reason(node, stale_ok, call_place()))
+        if self._name in session.memory:
+            raise FlowError(memory_rules.read_late(node, self._name, None, call_place()))
+        if session.follows(batch, self._spec.key):
+            return Batch(batch.axis, none_of(dict.fromkeys((name for name, _ in self._spec.columns), NUMBER)))
+        with failing(node, self._engine.iteration, batch, call_place()):
+            return self._engine.read(self._name, Batch(batch.axis, {"key": batch.data[self._spec.key]}))
+
+    def write(self, batch: Batch, **reducers: Any) -> None:
+        """Write columns of the batch. ``reducers``: how the numbers of a key are combined, by column."""
+        session, node, batch = self._call("write", batch)
+        FlowError.refuse(memory_rules.write_problems(node, self._name, self._spec, reducers, call_place()))
+        if self._name in session.memory or session.within:
+            raise FlowError(memory_rules.written_again(node, self._name, None, call_place()))
+        chosen = {column: memory_rules.reducer_of(reducer) for column, reducer in reducers.items()}
+        if session.follows(batch, self._spec.key, *chosen):
+            return
+        for column in chosen:
+            check_columns(node, reading(column, row), batch, call_place(), None)
+        rows = Batch(
+            batch.axis,
+            {"key": batch.data[self._spec.key], **{column: batch.data[column] for column in chosen}},
+        )
+        with failing(node, self._engine.iteration, rows, call_place()):
+            session.memory[self._name], metrics = self._engine.write(self._name, rows, chosen)
+        session.log(node, metrics)
 
 
 class EagerBuffer:
@@ -41,9 +99,7 @@ class EagerBuffer:
 
     def _call(self, method: str) -> tuple[Session, str]:
         """Return the session of a call of ``method``, and the name of its node."""
-        session = scope.current()
-        if not isinstance(session, Session):
-            session = Session(self._engine)
+        session = session_of(self._engine)
         return session, session.next_call(f"{self._name}.{method}", counts=False)[1]
 
     def _changed(self, session: Session) -> KeptBuffer:
