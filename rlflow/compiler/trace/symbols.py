@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 from rlflow.author.columns import PROMPT_ID, Kind, Level
 from rlflow.author.methods import METHODS, unknown_setting
@@ -310,8 +310,43 @@ class SymbolicRole:
         return f"<role {self._name}>"
 
 
-class SymbolicTable:
+class SymbolicStore:
+    """A table or buffer while a flow is traced. Only its own methods can be called."""
+
+    kind: ClassVar[str]
+    calls: ClassVar[tuple[str, str]]  # its methods with their first arguments, such as "read(batch)"
+    _name: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise FlowError(self._unknown(f"{self.kind} '{self._name}' has no method '{name}'", name))
+
+    def __call__(self, *_: Any, **settings: Any) -> Any:
+        """Refuse the call: it is no role."""
+        raise FlowError(
+            self._unknown(f"{self.kind} '{self._name}' is called like a role", f"{self._name}(…)")
+        )
+
+    def _unknown(self, message: str, found: str) -> Problem:
+        return Problem(
+            "unknown-verb",
+            message,
+            call_place(),
+            found=found,
+            expected=", or ".join(f"{self._name}.{call}" for call in self.calls),
+            nearest=nearest(found, [call.partition("(")[0] for call in self.calls]),
+            remedy=f"use one of these; if {self._name} is a role, give the {self.kind} another name in keeps=",
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self._name}>"
+
+
+class SymbolicTable(SymbolicStore):
     """A table while a flow is traced. Its methods add nodes to the graph."""
+
+    kind, calls = "table", ("read(batch)", "write(batch, …)")
 
     def __init__(self, tracer: Tracer, name: str, spec: Table) -> None:
         self._tracer = tracer
@@ -330,32 +365,11 @@ class SymbolicTable:
         """Record a write of columns of the batch, which takes effect when the iteration ends."""
         self._tracer.write(self._name, self._spec, batch, reducers)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise FlowError(self._unknown(f"table '{self._name}' has no method '{name}'", name))
 
-    def __call__(self, *_: Any, **settings: Any) -> Any:
-        """Refuse the call: a table is no role."""
-        raise FlowError(self._unknown(f"table '{self._name}' is called like a role", f"{self._name}(…)"))
-
-    def _unknown(self, message: str, found: str) -> Problem:
-        return Problem(
-            "unknown-verb",
-            message,
-            call_place(),
-            found=found,
-            expected=f"{self._name}.read(batch), or {self._name}.write(batch, …)",
-            nearest=nearest(found, ("read", "write")),
-            remedy=f"use one of these; if {self._name} is a role, give the table another name in keeps=",
-        )
-
-    def __repr__(self) -> str:
-        return f"<table {self._name}>"
-
-
-class SymbolicBuffer:
+class SymbolicBuffer(SymbolicStore):
     """A buffer while a flow is traced. Its methods add nodes to the graph."""
+
+    kind, calls = "buffer", ("draw()", "put(batch)")
 
     def __init__(self, tracer: Tracer, name: str, spec: Buffer) -> None:
         self._tracer = tracer
@@ -378,9 +392,6 @@ class SymbolicBuffer:
     def put(self, batch: Any, *, also: Sequence[str] = ()) -> None:
         """Record that rows are put into the buffer, which takes effect when the iteration ends."""
         self._tracer.put(self._name, self._spec, batch, also)
-
-    def __repr__(self) -> str:
-        return f"<buffer {self._name}>"
 
 
 @dataclass(frozen=True)

@@ -270,3 +270,11 @@ def test_a_draw_inside_a_repeat_is_refused():
 
     with pytest.raises(FlowError, match="each try would draw the same rows"):
         compile_flow(repeated)
+
+
+def test_a_wrong_call_of_a_buffer_is_named_as_one_of_a_table_is():
+    for call in (lambda batch, past: past.drw(), lambda batch, past: past(batch)):
+        with pytest.raises(FlowError) as raised:
+            compile_flow(kept(call, lambda hp: {"seen": buffer(rows=4)}))
+        (problem,) = raised.value.problems
+        assert (problem.code, problem.expected) == ("unknown-verb", "seen.draw(), or seen.put(batch)")
