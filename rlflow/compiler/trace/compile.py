@@ -148,7 +148,6 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
         declared = flow.kept(hp)
     except FlowError as error:
         return TraceResult(None, error.problems), False
-    kept = stores(declared)
     names = tuple(f.name for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     roles = role_names(flow, options.rewards)
     several = roles.get(parameters.rest or "", [])
@@ -164,9 +163,9 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
         weights,
     )
     tracer, columns = Tracer(context), _data_columns(flow, options, numbered)
-    initial = _initial(tracer, flow, hp)
-    tracer.drawable = _drawable(context, flow, hp, roles, kept, initial, columns)
-    result, stopped = _call(tracer, flow, hp, roles, kept, initial, columns)
+    given = _Arguments(flow, hp, roles, stores(declared), _initial(tracer, flow, hp), columns)
+    tracer.drawable = _drawable(context, given)
+    result, stopped = _call(tracer, given)
     tracer.problems += stopped
     evaluation = (
         trace_evaluation(tracer, flow, hp, options.rewards, columns)
@@ -175,7 +174,7 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     )
     if not stopped:
         add_follows(tracer, follows(declared), evaluation, flow.place)
-    graph = _graph(tracer, flow, hp, roles, kept, initial, result, evaluation)
+    graph = _graph(tracer, given, result, evaluation)
     drawn: DrawnBy | None = None
     problems: list[Problem] = []
     if not stopped and options.prompts_by is not None:
@@ -220,20 +219,25 @@ def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
     return initial
 
 
-def _call(
-    tracer: Tracer,
-    flow: Flow,
-    hp: Any,
-    roles: Mapping[str, list[str]],
-    kept: Mapping[str, Stored],
-    initial: Mapping[str, float],
-    columns: Mapping[str, Kind | None],
-) -> tuple[Any, list[Problem]]:
+@dataclass(frozen=True)
+class _Arguments:
+    """What a flow's function is called with while it is traced."""
+
+    flow: Flow
+    hp: Any
+    roles: Mapping[str, list[str]]
+    kept: Mapping[str, Stored]
+    initial: Mapping[str, float]  # initial values of the state
+    columns: Mapping[str, Kind | None]  # of the data
+
+
+def _call(tracer: Tracer, given: _Arguments) -> tuple[Any, list[Problem]]:
     """Call the flow's function with symbols. Returns its result, and any problems that stopped it."""
+    flow, kept = given.flow, given.kept
     axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
-    prompts = tracer.batch(axis, _data(tracer, flow, axis, columns))
-    tracer.state = tracer.state_columns(dict.fromkeys(initial, STATE))
-    rewards = len(roles.get(flow.parameters.rest or "", []))
+    prompts = tracer.batch(axis, _data(tracer, flow, axis, given.columns))
+    tracer.state = tracer.state_columns(dict.fromkeys(given.initial, STATE))
+    rewards = len(given.roles.get(flow.parameters.rest or "", []))
 
     def make(name: str) -> SymbolicRole | SymbolicTable | SymbolicBuffer:
         match kept.get(name):
@@ -243,7 +247,7 @@ def _call(
                 return SymbolicBuffer(tracer, name, spec)
         return SymbolicRole(tracer, name)
 
-    positional, named = arguments(flow, make, hp, rewards)
+    positional, named = arguments(flow, make, given.hp, rewards)
     try:
         with entered(tracer):
             return flow.function(prompts, *positional, **named), []
@@ -257,24 +261,16 @@ def _call(
 TRACES = 3
 
 
-def _drawable(
-    context: Context,
-    flow: Flow,
-    hp: Any,
-    roles: Mapping[str, list[str]],
-    kept: Mapping[str, Stored],
-    initial: Mapping[str, float],
-    columns: Mapping[str, Kind | None],
-) -> Mapping[str, StoredColumns]:
+def _drawable(context: Context, given: _Arguments) -> Mapping[str, StoredColumns]:
     """Return what the flow puts into each of its buffers.
 
     Draws stand before puts, so the flow is traced to find out. Problems are only reported by the last trace.
     """
     found: Mapping[str, StoredColumns] = {}
-    for _ in range(TRACES) if any(isinstance(spec, Buffer) for spec in kept.values()) else ():
+    for _ in range(TRACES) if any(isinstance(spec, Buffer) for spec in given.kept.values()) else ():
         tracer = Tracer(context)
         tracer.drawable = found
-        _call(tracer, flow, hp, roles, kept, initial, columns)
+        _call(tracer, given)
         if tracer.stored == found:
             break
         found = tracer.stored
@@ -343,17 +339,8 @@ def data_columns(flow: Flow) -> dict[str, Kind | None]:
     return names
 
 
-def _graph(
-    tracer: Tracer,
-    flow: Flow,
-    hp: Any,
-    roles: Mapping[str, list[str]],
-    kept: Mapping[str, Stored],
-    initial: Mapping[str, float],
-    result: Any,
-    evaluation: Graph | None,
-) -> Graph:
-    nodes = tuple(tracer.recorded.nodes)
+def _graph(tracer: Tracer, given: _Arguments, result: Any, evaluation: Graph | None) -> Graph:
+    nodes, hp, initial = tuple(tracer.recorded.nodes), given.hp, given.initial
     settings = (
         tuple((f.name, plain(getattr(hp, f.name))) for f in dataclasses.fields(hp))
         if dataclasses.is_dataclass(hp)
@@ -362,7 +349,9 @@ def _graph(
     slots = tuple(StateSlot(name, initial[name], tracer.state[name].column) for name in initial)
     evaluating = evaluation.nodes if evaluation else ()
     uses = tuple(
-        role_use(name, nodes, tracer.functions, evaluating) for names in roles.values() for name in names
+        role_use(name, nodes, tracer.functions, evaluating)
+        for names in given.roles.values()
+        for name in names
     )
     results: tuple[Input, ...] = ()
     rows = 0
@@ -372,7 +361,7 @@ def _graph(
             result.axis,
         )
     graph = Graph(
-        flow.name,
+        given.flow.name,
         nodes,
         tuple(tracer.recorded.axes),
         settings,
@@ -381,7 +370,7 @@ def _graph(
         results,
         rows,
         evaluation,
-        tuple(MemorySlot(name, spec) for name, spec in kept.items()),
+        tuple(MemorySlot(name, spec) for name, spec in given.kept.items()),
     )
     return without_unread_parts(graph)
 
