@@ -111,7 +111,7 @@ class RowEntries:
 class BufferTotals:
     """How many units, rows and tokens a buffer ever got, and how many left it, by cause.
 
-    What was put is what is stored and what left.
+    The units that were put are those that are still stored and those that left.
     """
 
     put: Count = field(default_factory=Count)

@@ -83,7 +83,7 @@ def restored(
 ) -> dict[str, KeptMemory]:
     """Return the memory that ``saved`` returned as ``state`` and ``files``.
 
-    ``memory``: what the flow keeps, in whatever state. A table that was not saved, which only a fork can have,
+    ``memory``: gives the name and declaration of each table and buffer. A table that was not saved, which only a fork can have,
     is empty. Raises PlanError if a table has other columns.
     """
     return {
